@@ -1,0 +1,173 @@
+"""Every option of the callback, documented in place and checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lightning_hotcompile.errors import ConfigError, near_names
+
+SCOPES = ("auto", "step", "regions", "module", "pattern")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+Auto = Literal["auto"]
+
+
+def _refuse(name: str, value: object, allowed: str) -> None:
+    raise ConfigError(f"{name}={value!r} is not allowed: {allowed}.")
+
+
+def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    if not any(value is item or (type(value) is type(item) and value == item) for item in allowed):
+        hint = near_names(value, [a for a in allowed if isinstance(a, str)]) if isinstance(value, str) else ""
+        _refuse(name, value, f"use one of {', '.join(map(repr, allowed))}{hint}")
+
+
+def _names(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        _refuse(name, value, f"give a list of names, for example {name}=['net.blocks.*']")
+    assert isinstance(value, Sequence)
+    for item in value:
+        if not isinstance(item, str) or not item.strip():
+            _refuse(name, value, f"each entry is a non-empty string, but {item!r} is not")
+    return tuple(value)
+
+
+def _whole_number(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        _refuse(name, value, f"give a whole number of {least} or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotCompileConfig:
+    """The options of :class:`~lightning_hotcompile.HotCompile`, checked at construction.
+
+    All values are plain types, so that they can come from YAML, Hydra or LightningCLI.
+
+    Raises:
+        ConfigError: a value is not allowed, or two options contradict each other.
+    """
+
+    threshold: int = 10
+    """Identical steps before a step signature is hot; 0 compiles before the first step."""
+
+    scope: str = "auto"
+    """What is compiled: ``auto``, ``step``, ``regions``, ``module`` or ``pattern``."""
+
+    targets: Sequence[str] = ()
+    """Globs over module names (``net.blocks.*``), or functions as ``package.module:function``."""
+
+    keep_eager: Sequence[str] = ()
+    """Globs over module names or class names that stay eager in every scope."""
+
+    compile_anyway: Sequence[str] = ()
+    """Globs over module names or class names that are compiled though they would be kept eager."""
+
+    backend: str | Callable[..., Any] = "inductor"
+    """Name of a Dynamo backend, or the backend itself."""
+
+    mode: str | None = None
+    """Inductor's mode, for example ``max-autotune``."""
+
+    dynamic: bool | str | None = "auto"
+    """Dynamic shapes: ``True``, ``False``, or ``"auto"``/``None`` for Dynamo's own rule."""
+
+    fullgraph: bool = False
+    """Refuse graph breaks: a region that has one goes back to eager."""
+
+    options: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Inductor's options, passed through; not together with ``mode``."""
+
+    cost_gate: bool = True
+    """Compile only if the forecast says that it pays; ``False`` compiles whenever a step is hot."""
+
+    min_speedup: float = 1.02
+    """Measured speed-up (eager time / compiled time) below which the flip is taken back."""
+
+    compile_optimizer: bool | str = "auto"
+    """Compile the optimizer's step too; ``"auto"`` decides by scope and optimizer."""
+
+    max_flips: int = 3
+    """How often a signature may be compiled again after it was taken back."""
+
+    max_signatures: int = 4
+    """How many step signatures may be compiled in one run."""
+
+    on_error: str = "eager"
+    """After an error of the compiler or of this callback: ``eager`` goes on, ``raise`` raises."""
+
+    log_prefix: str = "hotcompile"
+    """Prefix of the scalars in the Trainer's loggers."""
+
+    verbose: bool = False
+    """Print the plan and each change of phase as they happen."""
+
+    event_log: str | None = None
+    """File to which each event is appended as one JSON line."""
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "keep_eager", "compile_anyway"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        _whole_number("threshold", self.threshold, least=0)
+        _whole_number("max_flips", self.max_flips, least=1)
+        _whole_number("max_signatures", self.max_signatures, least=1)
+        _one_of("scope", self.scope, SCOPES)
+        _one_of("mode", self.mode, (None, *MODES))
+        _one_of("dynamic", self.dynamic, ("auto", True, False, None))
+        _one_of("compile_optimizer", self.compile_optimizer, ("auto", True, False))
+        _one_of("on_error", self.on_error, ("eager", "raise"))
+        for name in ("fullgraph", "cost_gate", "verbose"):
+            _one_of(name, getattr(self, name), (True, False))
+        self._check_backend()
+        self._check_numbers_and_names()
+        self._check_together()
+
+    def _check_backend(self) -> None:
+        if isinstance(self.backend, str):
+            if not self.backend:
+                _refuse("backend", self.backend, "name a Dynamo backend, for example 'inductor'")
+        elif not callable(self.backend):
+            _refuse("backend", self.backend, "give the name of a Dynamo backend or a callable")
+
+    def _check_numbers_and_names(self) -> None:
+        if isinstance(self.min_speedup, bool) or not isinstance(self.min_speedup, (int, float)):
+            _refuse("min_speedup", self.min_speedup, "give a number, for example 1.02")
+        if not 0 <= self.min_speedup < 100:
+            _refuse("min_speedup", self.min_speedup, "give a ratio from 0 to 100, for example 1.02")
+        if not isinstance(self.log_prefix, str) or not self.log_prefix.strip("/"):
+            _refuse("log_prefix", self.log_prefix, "give a non-empty name, for example 'hotcompile'")
+        if self.event_log is not None and not (isinstance(self.event_log, str) and self.event_log):
+            _refuse("event_log", self.event_log, "give the path of a file, or None")
+        if self.options is not None and not isinstance(self.options, Mapping):
+            _refuse("options", self.options, "give a mapping of Inductor options, or None")
+
+    def _check_together(self) -> None:
+        if self.mode is not None and self.options is not None:
+            raise ConfigError(
+                f"mode={self.mode!r} and options={dict(self.options)!r} contradict each other: "
+                "torch.compile takes one of them; put the mode's settings into options."
+            )
+        if self.scope == "pattern" and not self.targets:
+            raise ConfigError(
+                "scope='pattern' needs targets: give globs over module names, for example "
+                "targets=['net.blocks.*'], or functions as 'package.module:function'."
+            )
+        if self.scope in ("step", "regions") and self.targets:
+            raise ConfigError(
+                f"targets={list(self.targets)!r} have no meaning with scope={self.scope!r}: "
+                "use scope='pattern', or leave targets away."
+            )
+
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        """Whether the chosen mode records CUDA graphs."""
+        options = self.options or {}
+        return self.mode in CUDA_GRAPH_MODES or bool(options.get("triton.cudagraphs"))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options, in order."""
+        return tuple(f.name for f in dataclasses.fields(cls))

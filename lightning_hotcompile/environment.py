@@ -1,0 +1,73 @@
+"""Switching the callback on or off without touching code: the variables HOTCOMPILE and HOTCOMPILE_*."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from lightning_hotcompile.errors import ConfigError, near_names
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+SWITCH = "HOTCOMPILE"
+_VALUES = ("auto", "force", "off")
+
+
+def switch() -> str | None:
+    """The value of ``HOTCOMPILE``: ``auto``, ``force``, ``off``, or ``None`` if unset or empty.
+
+    Raises:
+        ConfigError: it has another value.
+    """
+    value = os.environ.get(SWITCH, "").strip().lower()
+    if not value:
+        return None
+    if value not in _VALUES:
+        raise ConfigError(
+            f"{SWITCH}={value!r} is not allowed: use auto, force or off{near_names(value, _VALUES)}."
+        )
+    return value
+
+
+def is_switched_off() -> bool:
+    """Whether ``HOTCOMPILE=off`` disables a callback in code too."""
+    return switch() == "off"
+
+
+def callbacks_from_environment() -> list[Callback]:
+    """The callback if ``HOTCOMPILE`` is ``auto`` or ``force``; Lightning calls this for each Trainer.
+
+    ``force`` compiles without a forecast. ``HOTCOMPILE_THRESHOLD`` and ``HOTCOMPILE_EVENT_LOG`` set the
+    options of the same name, ``HOTCOMPILE_DEBUG=1`` prints each event and shows debug messages.
+
+    Raises:
+        ConfigError: a variable has a value that is not allowed.
+    """
+    value = switch()
+    if value not in ("auto", "force"):
+        return []
+    from lightning_hotcompile.callback import HotCompile  # only now: importing torch's compiler is slow
+
+    debug = os.environ.get("HOTCOMPILE_DEBUG", "") not in ("", "0")
+    if debug:
+        logging.getLogger("lightning_hotcompile").setLevel(logging.DEBUG)
+    callback = HotCompile(
+        threshold=_threshold(),
+        cost_gate=value == "auto",
+        verbose=debug,
+        event_log=os.environ.get("HOTCOMPILE_EVENT_LOG") or None,
+    )
+    callback.from_environment = True
+    return [callback]
+
+
+def _threshold() -> int:
+    text = os.environ.get("HOTCOMPILE_THRESHOLD", "10")
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"HOTCOMPILE_THRESHOLD={text!r} is not allowed: give a whole number of 0 or more."
+        ) from None

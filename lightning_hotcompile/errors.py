@@ -1,0 +1,36 @@
+"""What can go wrong, by kind."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HotCompileError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(HotCompileError, ValueError):
+    """An option has a value that is not allowed, or two options contradict each other."""
+
+
+class TargetError(HotCompileError, LookupError):
+    """A target names no module, function or optimizer that is there."""
+
+
+class PlanError(HotCompileError):
+    """What was asked for cannot be done with this model."""
+
+
+class HotCompileWarning(UserWarning):
+    """Something was not done as asked; training goes on."""
+
+
+def near_names(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """A hint for a misspelt name: ``"; did you mean 'a' or 'b'?"``, or nothing if none is near.
+
+    >>> near_names("blocs", ["blocks", "head"])
+    "; did you mean 'blocks'?"
+    """
+    matches = difflib.get_close_matches(name, sorted(set(known)), n=limit, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""

@@ -1,0 +1,153 @@
+"""The way from eager to compiled and back: capture, install, watch for failures, take out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
+from lightning_hotcompile.swap.gate import Lane
+from lightning_hotcompile.swap.installation import Installation, Proof
+from lightning_hotcompile.swap.warmup import Capture, InputRecorder
+
+
+class Flip:
+    """Carries out one plan on one model, and takes it back.
+
+    Args:
+        trainer: gives the optimizers.
+        module: the model.
+        config: the callback's options.
+        plan: what to compile.
+        ledger: where the time that it takes is booked.
+        story: told of each compile and each fallback.
+        now: a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        config: HotCompileConfig,
+        plan: CompilePlan,
+        ledger: Ledger,
+        story: Story,
+        now: Callable[[], float],
+    ) -> None:
+        self._ledger = ledger
+        self._story = story
+        self._now = now
+        self._inputs: InputRecorder | None = None
+        self._peak_at_flip: float | None = None
+        self._graphs_told = 0
+        self._runs_before = 0
+        self.installation = Installation(plan, module, config, trainer.optimizers)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the model is changed now."""
+        return self.installation.in_place
+
+    @property
+    def needs_capture(self) -> bool:
+        """Whether some region can be warmed up on inputs captured in an eager step."""
+        return bool(self.installation.modules_to_capture())
+
+    def begin_capture(self) -> None:
+        """Record inputs during the step that is about to run."""
+        self._inputs = InputRecorder(self.installation.modules_to_capture())
+
+    def end_capture(self) -> None:
+        """Take the recording hooks off, whatever happened to the step; what was captured is kept."""
+        if self._inputs is not None:
+            self._inputs.remove()
+
+    def install(self) -> None:
+        """Put the plan in place and warm up what was captured."""
+        if self.in_place:
+            return
+        start = self._now()
+        self._peak_at_flip = allocated_peak_mb()
+        captures: dict[str, Capture] = self._inputs.captures if self._inputs is not None else {}
+        self._inputs = None
+        self._story.compiling(len(self.installation.plan.regions))
+        self._ledger.flip_step = self._ledger.flip_step or self._ledger.steps
+        self.installation.put(captures)
+        self._tell_new_graphs(again=False)
+        self._ledger.install_s += self._now() - start
+
+    def take_out(self) -> None:
+        """Change the model back."""
+        self.end_capture()
+        self._inputs = None
+        if self.in_place:
+            self.installation.take_out()
+
+    def open(self, lane: Lane) -> None:
+        """A step begins on this lane."""
+        self._runs_before = self.installation.witness.total_runs
+        self.installation.gate.open(lane)
+
+    def close(self, *, first: bool) -> tuple[bool, bool]:
+        """A step ended: whether compiled code ran in it, and whether something was compiled in it."""
+        self.installation.gate.close()
+        witness = self.installation.witness
+        ran = witness.total_runs > self._runs_before
+        new_graphs = len(witness.graphs) > self._graphs_told
+        if new_graphs:
+            self._tell_new_graphs(again=not first)
+        return ran, new_graphs
+
+    def _tell_new_graphs(self, *, again: bool) -> None:
+        graphs = self.installation.witness.graphs
+        new, self._graphs_told = graphs[self._graphs_told :], len(graphs)
+        self._story.compiled(new, again, recent_recompile_reasons() if again else ())
+
+    def failure(self) -> str | None:
+        """Why nothing of this installation can be used any longer; single regions are taken out."""
+        if not self.in_place:
+            return None
+        for name, reason in self.installation.drop_failed():
+            self._story.fell_back(name, reason)
+        if self.installation.anything_left:
+            return None
+        reasons = [p.error for p in self.installation.proofs() if p.error]
+        return f"nothing could be compiled: {reasons[0] if reasons else 'no region is left'}"
+
+    def why_nothing_ran(self) -> str | None:
+        """An explanation if no compiled code has run at all, else ``None``."""
+        if self.installation.witness.total_runs:
+            return None
+        return f"compiled code did not run: {self.installation.why_nothing_ran()}"
+
+    def proofs(self) -> list[Proof]:
+        """For each planned region what was seen of it."""
+        return self.installation.proofs()
+
+    def peak_memory_mb(self) -> dict[str, float]:
+        """Peak of allocated accelerator memory up to the flip and of the whole run, in MB."""
+        peaks = {"until_flip": self._peak_at_flip, "whole_run": allocated_peak_mb()}
+        return {name: peak for name, peak in peaks.items() if peak is not None}
+
+    def abandon_step(self) -> None:
+        """Leave a step that did not end."""
+        with contextlib.suppress(Exception):
+            self.installation.gate.close()
+        self.end_capture()
+
+
+def allocated_peak_mb() -> float | None:
+    """Most memory that tensors held on the GPU so far, ``None`` without one.
+
+    The allocator's own high-water mark, which is never reset here: others may be reading it.
+    """
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return float(torch.cuda.max_memory_allocated()) / 2**20

@@ -1,0 +1,172 @@
+"""The state machine: facts in, next state and action with its reason out. Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from lightning_hotcompile.plan.forecast import Decision
+from lightning_hotcompile.watch.stats import Ratio
+
+
+class Phase(str, enum.Enum):
+    """Where one step signature stands."""
+
+    OBSERVING = "observing"
+    FLIPPING = "flipping"
+    SETTLING = "settling"
+    STEADY = "steady"
+    DECLINED = "declined"
+    REVERTED = "reverted"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def uses_compiled_code(self) -> bool:
+        """Whether steps in this phase may run compiled code."""
+        return self in (Phase.FLIPPING, Phase.SETTLING, Phase.STEADY)
+
+
+class Action(enum.Enum):
+    """What the callback has to do at a transition."""
+
+    NONE = "none"
+    CAPTURE = "capture"
+    INSTALL = "install"
+    TAKE_OUT = "take out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known at the start of a step.
+
+    ``failure`` says why compiled code cannot be used any longer; ``retry`` whether another attempt
+    could succeed. ``compiled_steps`` counts steps that ran compiled code since the flip.
+    """
+
+    hot: bool = False
+    decision: Decision | None = None
+    needs_capture: bool = False
+    captured: bool = False
+    installed: bool = False
+    compiled_steps: int = 0
+    failure: str | None = None
+    retry: bool = False
+    ratio: Ratio | None = None
+    settling_is_over: bool = False
+    min_speedup: float = 1.02
+    max_flips: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A phase, why it was entered, and how often this signature was compiled."""
+
+    phase: Phase = Phase.OBSERVING
+    reason: str = "training runs eagerly until a step has come back often enough"
+    flips: int = 0
+    may_retry: bool = False
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The next state and what to do now."""
+
+    state: State
+    action: Action = Action.NONE
+
+
+def advance(state: State, facts: Facts) -> Transition:
+    """The next state of one step signature.
+
+    ``observing -> flipping -> settling -> steady``, and ``declined`` or ``reverted`` from any of
+    them. A state that stays is returned unchanged.
+    """
+    return _RULES[state.phase](state, facts)
+
+
+def _observing(state: State, facts: Facts) -> Transition:
+    if not facts.hot or facts.decision is None:
+        return Transition(state)
+    if not facts.decision.go:
+        return Transition(_to(state, Phase.DECLINED, facts.decision.reason))
+    return _begin_flip(state, facts, facts.decision.reason)
+
+
+def _begin_flip(state: State, facts: Facts, reason: str) -> Transition:
+    flipping = replace(_to(state, Phase.FLIPPING, reason), flips=state.flips + 1)
+    return Transition(flipping, Action.CAPTURE if facts.needs_capture else Action.INSTALL)
+
+
+def _flipping(state: State, facts: Facts) -> Transition:
+    if facts.failure is not None:
+        return _revert(state, facts)
+    if not facts.installed:
+        # Without a captured call there is nothing to warm up on: the next real step compiles.
+        return Transition(state, Action.INSTALL)
+    if facts.compiled_steps < 1:
+        return Transition(state)
+    return Transition(_to(state, Phase.SETTLING, "compiled code ran; now it is timed against eager steps"))
+
+
+def _settling(state: State, facts: Facts) -> Transition:
+    if facts.failure is not None:
+        return _revert(state, facts)
+    ratio = facts.ratio
+    if ratio is None:
+        if facts.settling_is_over:
+            return Transition(_to(state, Phase.STEADY, "kept unmeasured: no interleaved steps to compare"))
+        return Transition(state)
+    if ratio.low >= facts.min_speedup:
+        return Transition(_to(state, Phase.STEADY, f"{ratio.verdict}: {ratio}"))
+    if ratio.high < facts.min_speedup:
+        return _too_slow(state, facts, ratio)
+    if not facts.settling_is_over:
+        return Transition(state)
+    if ratio.value >= facts.min_speedup:
+        return Transition(_to(state, Phase.STEADY, f"{ratio.verdict}: {ratio}, kept"))
+    return _too_slow(state, facts, ratio)
+
+
+def _steady(state: State, facts: Facts) -> Transition:
+    return Transition(state) if facts.failure is None else _revert(state, facts)
+
+
+def _declined(state: State, facts: Facts) -> Transition:
+    return Transition(state)
+
+
+def _reverted(state: State, facts: Facts) -> Transition:
+    if not (facts.hot and state.may_retry and state.flips < facts.max_flips):
+        return Transition(state)
+    if facts.decision is None or not facts.decision.go:
+        return Transition(state)
+    return _begin_flip(
+        state, facts, f"attempt {state.flips + 1} of {facts.max_flips}: {facts.decision.reason}"
+    )
+
+
+def _revert(state: State, facts: Facts) -> Transition:
+    assert facts.failure is not None
+    reverted = replace(_to(state, Phase.REVERTED, facts.failure), may_retry=facts.retry)
+    return Transition(reverted, Action.TAKE_OUT)
+
+
+def _too_slow(state: State, facts: Facts, ratio: Ratio) -> Transition:
+    reason = f"{ratio.verdict}: {ratio}, below min_speedup={facts.min_speedup:g}"
+    return Transition(_to(state, Phase.REVERTED, reason), Action.TAKE_OUT)
+
+
+def _to(state: State, phase: Phase, reason: str) -> State:
+    return replace(state, phase=phase, reason=reason, may_retry=False)
+
+
+_RULES = {
+    Phase.OBSERVING: _observing,
+    Phase.FLIPPING: _flipping,
+    Phase.SETTLING: _settling,
+    Phase.STEADY: _steady,
+    Phase.DECLINED: _declined,
+    Phase.REVERTED: _reverted,
+}

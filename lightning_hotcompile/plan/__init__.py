@@ -1,0 +1,1 @@
+"""What should be compiled, and is it worth it? Pure: nothing is compiled here."""

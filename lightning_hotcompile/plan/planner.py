@@ -1,0 +1,173 @@
+"""Decide what is compiled: scope + targets + islands -> CompilePlan."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lightning_hotcompile.errors import PlanError
+from lightning_hotcompile.plan.islands import Island, find_islands
+from lightning_hotcompile.plan.optimizers import why_not_compiled as why_not_this_optimizer
+from lightning_hotcompile.plan.regions import LeftEager, find_regions
+from lightning_hotcompile.plan.scopes import BUILDERS, Region
+from lightning_hotcompile.plan.tree import render_tree
+
+MANY_BLOCKS = 16
+"""From this many repeated blocks on, ``auto`` compiles one block instead of the whole step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilePlan:
+    """What is compiled, what stays eager and why. Equal plans have equal digests on all ranks.
+
+    ``print(plan)`` shows it as a tree.
+    """
+
+    scope: str
+    reason: str
+    regions: tuple[Region, ...]
+    islands: tuple[Island, ...] = ()
+    left_eager: tuple[LeftEager, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits, the same in every process for the same plan."""
+        parts = (self.scope, self.regions, self.islands)
+        return hashlib.blake2b(repr(parts).encode(), digest_size=6).hexdigest()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compile."""
+        return not self.regions
+
+    def of_kind(self, *kinds: str) -> tuple[Region, ...]:
+        """The regions of the given kinds, in order."""
+        return tuple(r for r in self.regions if r.kind in kinds)
+
+    def __str__(self) -> str:
+        return render_tree(self)
+
+
+def plan_compile(
+    module: nn.Module,
+    *,
+    scope: str = "auto",
+    targets: Sequence[str] = (),
+    keep_eager: Sequence[str] = (),
+    compile_anyway: Sequence[str] = (),
+    compile_optimizer: bool | str = "auto",
+    optimizers: Sequence[Any] = (),
+    fullgraph: bool = False,
+) -> CompilePlan:
+    """Plan the compilation of a model; nothing is compiled here.
+
+    Args:
+        module: a LightningModule, or any module (which has no ``training_step``, so no step scope).
+        scope: ``auto``, ``step``, ``regions``, ``module`` or ``pattern``.
+        targets: globs over module names, or functions as ``package.module:function``.
+        keep_eager: globs over module or class names that stay eager.
+        compile_anyway: globs over module or class names that are no islands though they look it.
+        compile_optimizer: ``True``, ``False`` or ``"auto"``.
+        optimizers: the optimizers whose step may be compiled.
+        fullgraph: refuse islands, since each one is a graph break.
+
+    Raises:
+        TargetError: a target or an exception matches nothing; the message lists near names.
+        PlanError: the scope is not possible for this module, or ``fullgraph`` meets islands.
+
+    Example:
+        >>> print(plan_compile(nn.Sequential(nn.Linear(2, 2)), scope="regions"))  # doctest: +SKIP
+    """
+    islands = find_islands(module, keep_eager=keep_eager, compile_anyway=compile_anyway)
+    if scope == "auto":
+        scope, reason = choose_scope(module, islands, targets)
+    else:
+        reason = f"scope={scope!r} was asked for"
+    _refuse_impossible(module, scope, islands, fullgraph)
+    regions, left = BUILDERS[scope](module, islands, targets)
+    optimizer_regions, notes = _optimizer_regions(optimizers, compile_optimizer, scope)
+    return CompilePlan(
+        scope=scope,
+        reason=reason,
+        regions=regions + (optimizer_regions if regions else ()),
+        islands=islands,
+        left_eager=left,
+        notes=notes,
+    )
+
+
+def choose_scope(
+    module: nn.Module, islands: Sequence[Island], targets: Sequence[str] = ()
+) -> tuple[str, str]:
+    """The first rule of ``auto``, with its reason.
+
+    The whole step gains most on most models (measured on 11 small models: 1.18x, with a compiled
+    optimizer 1.32x, against 0.97x for compiled blocks), unless it cannot be one graph or is so
+    deep that one graph takes too long to compile.
+    """
+    if targets:
+        return "pattern", "targets were given"
+    obstacle = _why_not_step(module)
+    if obstacle is not None:
+        return "regions", obstacle
+    outer = [i for i in islands if not i.is_metric]
+    if outer:
+        return "regions", f"{len(outer)} modules stay eager, which would break the step into fragments"
+    repeated = [b for b in find_regions(module)[0] if b.repeated]
+    if len(repeated) >= MANY_BLOCKS:
+        return "regions", f"{len(repeated)} repeated blocks: one block compiles faster than the whole step"
+    return "step", "the whole step as one graph gains most on models that capture"
+
+
+def _why_not_step(module: nn.Module) -> str | None:
+    step = getattr(module, "training_step", None)
+    if step is None:
+        return "a plain module has no training_step"
+    if not getattr(module, "automatic_optimization", True):
+        return "manual optimization: training_step holds backward and optimizer steps"
+    try:
+        parameters = inspect.signature(step).parameters
+    except (TypeError, ValueError):
+        return None
+    if "dataloader_iter" in parameters:
+        return "training_step fetches its own batches (dataloader_iter)"
+    return None
+
+
+def _refuse_impossible(module: nn.Module, scope: str, islands: Sequence[Island], fullgraph: bool) -> None:
+    islands = [i for i in islands if not i.is_metric]  # most metrics are used outside of training_step
+    if fullgraph and islands:
+        names = ", ".join(f"{i.name} ({i.class_name})" for i in islands[:3])
+        raise PlanError(
+            f"fullgraph=True cannot hold: {len(islands)} modules stay eager and each one is a graph "
+            f"break: {names}. Set fullgraph=False, or exempt them with compile_anyway."
+        )
+    obstacle = _why_not_step(module) if scope == "step" else None
+    if obstacle is not None:
+        raise PlanError(f"scope='step' is not possible: {obstacle}. Use scope='regions' or 'auto'.")
+
+
+def _optimizer_regions(
+    optimizers: Sequence[Any], wanted: bool | str, scope: str
+) -> tuple[tuple[Region, ...], tuple[str, ...]]:
+    if wanted is False or not optimizers:
+        return (), ()
+    if wanted == "auto" and scope != "step":
+        return (), (f"the optimizer stays eager: with scope {scope!r} it is compiled only if asked for",)
+    regions, notes = [], []
+    for index, optimizer in enumerate(optimizers):
+        name = type(optimizer).__name__
+        reason = why_not_this_optimizer(optimizer)
+        if reason is not None:
+            notes.append(f"optimizer {index} ({name}) stays eager: {reason}")
+            continue
+        regions.append(
+            Region(name=f"optimizer {index}", kind="optimizer", members=(str(index),), class_name=name)
+        )
+    return tuple(regions), tuple(notes)

@@ -1,0 +1,146 @@
+"""The module tree as groups of structurally equal blocks, and the heavy subtrees that remain."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+MIN_PARAMETERS = 512
+"""A subtree that does not repeat and has fewer parameters is too small to be a region of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One module that can be compiled, with the key of its structural group."""
+
+    name: str
+    class_name: str
+    structure: str
+    parameters: int
+    repeated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftEager:
+    """One module that is not compiled, and why."""
+
+    name: str
+    class_name: str
+    reason: str
+
+
+def structure_of(module: nn.Module) -> str:
+    """A digest of what decides whether two modules can share one compiled function.
+
+    Class names and settings (``extra_repr``) of all submodules, names, shapes and dtypes of all
+    parameters and buffers; never their values. Equal in every process.
+    """
+    parts = [
+        (name, type(m).__module__, type(m).__qualname__, "" if list(m.children()) else m.extra_repr())
+        for name, m in module.named_modules()
+    ]
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    shapes = [(name, tuple(getattr(t, "shape", ())), str(t.dtype)) for name, t in tensors]
+    return hashlib.blake2b(repr((parts, shapes)).encode(), digest_size=8).hexdigest()
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether the module can be called: a ``ModuleList`` or ``ModuleDict`` cannot."""
+    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
+
+
+def why_not_compiled(module: nn.Module) -> str | None:
+    """A reason why this module can never be a region, or ``None``."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is a TorchScript module"
+    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        return "is compiled already by the user"
+    return None
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Number of parameter elements; a parameter that is not materialised yet counts as 0."""
+    return sum(p.numel() for p in module.parameters() if not nn.parameter.is_lazy(p))
+
+
+def find_regions(
+    root: nn.Module, islands: Collection[str] = (), min_parameters: int = MIN_PARAMETERS
+) -> tuple[tuple[Block, ...], tuple[LeftEager, ...]]:
+    """Split the tree below ``root`` into blocks to compile and modules that stay eager.
+
+    A block is the topmost callable module with children whose structure occurs more than once,
+    or the topmost other subtree that is large enough. The root itself is never a block: a
+    LightningModule's ``training_step`` need not call its ``forward``.
+
+    Returns:
+        The blocks and the modules left eager, both in the order of ``named_modules``.
+    """
+    return _Search(root, frozenset(islands), min_parameters).run()
+
+
+class _Search:
+    def __init__(self, root: nn.Module, islands: frozenset[str], min_parameters: int) -> None:
+        self._root = root
+        self._islands = islands
+        self._min_parameters = min_parameters
+        self._structures = {
+            name: structure_of(m) for name, m in root.named_modules() if name and list(m.children())
+        }
+        self._times = Counter(self._structures.values())
+        self._blocks: list[Block] = []
+        self._left: list[LeftEager] = []
+        self._seen: set[int] = set()
+
+    def run(self) -> tuple[tuple[Block, ...], tuple[LeftEager, ...]]:
+        for name, child in self._root.named_children():
+            self._visit(name, child)
+        return tuple(self._blocks), tuple(self._left)
+
+    def _visit(self, name: str, module: nn.Module) -> None:
+        if name in self._islands or id(module) in self._seen:
+            return
+        self._seen.add(id(module))  # a module that hangs in two places is one region
+        reason = why_not_compiled(module)
+        if reason is not None:
+            self._leave(name, module, reason)
+        elif not list(module.children()):
+            self._leave(name, module, "too small: a single operation gains nothing by itself")
+        elif self._is_block(name, module):
+            self._take(name, module)
+        else:
+            for child_name, child in module.named_children():
+                self._visit(f"{name}.{child_name}", child)
+
+    def _is_block(self, name: str, module: nn.Module) -> bool:
+        if not has_forward(module):
+            return False
+        inner_repeats = any(self._times[self._structures[n]] > 1 for n in self._inside(name))
+        holds_islands = any(island.startswith(name + ".") for island in self._islands)
+        if self._times[self._structures[name]] > 1:
+            return not (inner_repeats and holds_islands)
+        if inner_repeats:
+            return False
+        return count_parameters(module) >= self._min_parameters
+
+    def _inside(self, name: str) -> Iterator[str]:
+        return (other for other in self._structures if other.startswith(name + "."))
+
+    def _take(self, name: str, module: nn.Module) -> None:
+        structure = self._structures[name]
+        self._blocks.append(
+            Block(
+                name=name,
+                class_name=type(module).__name__,
+                structure=structure,
+                parameters=count_parameters(module),
+                repeated=self._times[structure] > 1,
+            )
+        )
+
+    def _leave(self, name: str, module: nn.Module, reason: str) -> None:
+        self._left.append(LeftEager(name=name, class_name=type(module).__name__, reason=reason))

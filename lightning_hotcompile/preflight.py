@@ -1,0 +1,45 @@
+"""Before the first step: can this run be compiled at all, and what is the plan?"""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_hotcompile import trainer_facts
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.environment import is_switched_off
+from lightning_hotcompile.errors import ConfigError
+from lightning_hotcompile.plan.planner import CompilePlan, plan_compile
+from lightning_hotcompile.swap.witness import check_backend
+
+
+def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
+    """Why nothing is watched in this run, or ``None``."""
+    return "HOTCOMPILE=off" if is_switched_off() else trainer_facts.why_not_supported(trainer, module)
+
+
+def plan_for(trainer: Trainer, module: LightningModule, config: HotCompileConfig) -> CompilePlan:
+    """The plan for a model under its Trainer.
+
+    Raises:
+        TargetError: a target matches nothing.
+        PlanError: the scope is not possible, or ``fullgraph`` meets islands.
+        ConfigError: the backend is unknown, or CUDA graphs meet gradient accumulation.
+    """
+    check_backend(config.backend, config.mode, config.options)
+    accumulation = trainer_facts.accumulation(trainer)
+    if config.uses_cuda_graphs and accumulation > 1:
+        raise ConfigError(
+            f"mode={config.mode!r} records CUDA graphs, which overwrite their outputs at each replay: with "
+            f"accumulate_grad_batches={accumulation} gradients would be lost. Use "
+            "mode='max-autotune-no-cudagraphs', or accumulate_grad_batches=1."
+        )
+    return plan_compile(
+        module,
+        scope=config.scope,
+        targets=config.targets,
+        keep_eager=config.keep_eager,
+        compile_anyway=config.compile_anyway,
+        compile_optimizer=config.compile_optimizer,
+        optimizers=trainer.optimizers,
+        fullgraph=config.fullgraph,
+    )

@@ -1,0 +1,167 @@
+"""The kinds of events, one frozen record each."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from time import time as unix_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events; only its subclasses are emitted. ``str(event)`` says what happened in words."""
+
+    step: int
+    """Batches that the callback had seen when it happened."""
+
+    time: float = field(default_factory=unix_time)
+    """Seconds since 1970."""
+
+    @property
+    def kind(self) -> str:
+        """The class name in snake case, as it stands in the log: ``PhaseChanged`` is ``phase_changed``."""
+        return self.kind_name()
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """The kind of this class, without an instance."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseChanged(Event):
+    """The state machine went into another phase."""
+
+    phase: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"now {self.phase}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detected(Event):
+    """A step signature became hot."""
+
+    signature: str
+    count: int
+    """Identical steps seen in a row."""
+
+    op_sequence: str
+    """The step's ops in short, ``linear -> relu -> sum``; empty if no step was recorded."""
+
+    n_ops: int | None
+    """Ops of the recorded step, forward and backward; None if no step was recorded."""
+
+    def __str__(self) -> str:
+        size = "" if self.n_ops is None else f", {self.n_ops} ops"
+        ops = f": {self.op_sequence}" if self.op_sequence else ""
+        return f"step {self.signature} is hot after {self.count} times{size}{ops}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(Event):
+    """It was decided what to compile."""
+
+    scope: str
+    reason: str
+    regions: int
+    tree: str
+    """The plan as printed, with line breaks."""
+
+    def __str__(self) -> str:
+        return f"scope {self.scope}, {_regions(self.regions)}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declined(Event):
+    """It was decided not to compile."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"stays eager: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling(Event):
+    """Compiled callables were put in place; the compiler starts."""
+
+    regions: int
+
+    def __str__(self) -> str:
+        return _regions(self.regions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled(Event):
+    """A region was compiled, its backward included."""
+
+    region: str
+    seconds: float
+    n_ops: int | None
+    cache_hit: bool | None
+    """Whether the compiler's cache had it; None where that is not known."""
+
+    def __str__(self) -> str:
+        size = "" if self.n_ops is None else f", {self.n_ops} ops"
+        cache = {True: ", from the cache", False: ", not in the cache", None: ""}[self.cache_hit]
+        return f"{self.region} in {_number(self.seconds, '.2f')} s{size}{cache}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedUp(Event):
+    """Compiled steps were measured against eager ones; a value above 1 is faster."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """Pairs of steps measured."""
+
+    verdict: str
+
+    def __str__(self) -> str:
+        low, high = _number(self.low, ".2f"), _number(self.high, ".2f")
+        return f"{self.verdict}: {_number(self.value, '.2f')}x, interval {low} to {high}, {self.n} pairs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompiled(Event):
+    """A region was compiled once more than planned."""
+
+    region: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.region}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback(Event):
+    """A region, or one step of it, ran eagerly though it was to run compiled."""
+
+    region: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.region} runs eagerly: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reverted(Event):
+    """Everything compiled was taken out again."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"back to eager: {self.reason}"
+
+
+def _regions(count: int) -> str:
+    return f"{count} region{'' if count == 1 else 's'}"
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "not measured"

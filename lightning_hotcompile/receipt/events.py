@@ -1,0 +1,209 @@
+"""What happened, kept in memory and as JSON lines, and read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import textwrap
+import warnings
+from collections import deque
+from typing import Any, BinaryIO
+
+from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.receipt.event_kinds import (
+    Compiled,
+    Compiling,
+    Declined,
+    Detected,
+    Event,
+    Fallback,
+    PhaseChanged,
+    Planned,
+    Recompiled,
+    Reverted,
+    SpeedUp,
+)
+
+__all__ = [
+    "Compiled",
+    "Compiling",
+    "Declined",
+    "Detected",
+    "Event",
+    "EventLog",
+    "Fallback",
+    "PhaseChanged",
+    "Planned",
+    "Recompiled",
+    "Reverted",
+    "SpeedUp",
+    "describe",
+    "event_to_dict",
+    "read_events",
+]
+
+_LINE_LIMIT = 200
+
+
+class EventLog:
+    """Keeps events in memory and appends each to a file as one JSON line.
+
+    The file and its folder are made at the first event. A file that cannot be written gives one
+    :class:`~lightning_hotcompile.errors.HotCompileWarning`; events then go on in memory only. A copy
+    (pickle, deepcopy) has the events and the path, not the open file.
+
+    Args:
+        path: the file, or None to keep events in memory only.
+        limit: events kept in memory, the oldest dropped first; the file gets all.
+    """
+
+    def __init__(self, path: str | None = None, limit: int = 10_000) -> None:
+        self.path = path
+        self._events: deque[Event] = deque(maxlen=limit)
+        self._file: BinaryIO | None = None
+        self._unwritable = False
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events kept in memory, oldest first."""
+        return tuple(self._events)
+
+    def emit(self, event: Event) -> None:
+        """Keep the event, and write it out before returning; never raises for the file's sake."""
+        self._events.append(event)
+        if self.path is None or self._unwritable:
+            return
+        try:
+            if self._file is None:
+                self._file = _open_at_line_start(self.path)
+            self._file.write(_to_line(event))
+            self._file.flush()
+        except (OSError, ValueError) as error:
+            self._give_up(error)
+
+    def clear(self) -> None:
+        """Forget the events in memory; the file keeps its lines."""
+        self._events.clear()
+
+    def close(self) -> None:
+        """Close the file; a later event opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if self._unwritable:
+            return  # closing a full disk's file fails once more
+        self._unwritable = True
+        self.close()
+        warnings.warn(
+            f"event_log={self.path!r} cannot be written ({error}): events are kept in memory only. "
+            "Give the path of a file that this process may write, or None.",
+            HotCompileWarning,
+            stacklevel=3,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}
+
+
+def read_events(path: str) -> tuple[list[Event], list[str]]:
+    """Read an event log; a line that cannot be read never hides the others.
+
+    Returns:
+        The events in the file's order, and one sentence with the line number for each line that
+        is not JSON, of an unknown kind, or lacks a field, and for each field that is not known.
+
+    Raises:
+        OSError: the file is not there or cannot be read.
+    """
+    with open(path, "rb") as file:
+        lines = file.read().split(b"\n")
+    events, problems = [], []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            event, problem = _from_line(line)
+            events += [event] if event is not None else []
+            problems += [f"line {number}: {problem}"] if problem else []
+    return events, problems
+
+
+def describe(event: Event) -> str:
+    """One readable line.
+
+    >>> describe(Compiled(step=10, region="blocks", seconds=3.5, n_ops=120, cache_hit=False))
+    'step     10  COMPILED       blocks in 3.50 s, 120 ops, not in the cache'
+    """
+    words = textwrap.shorten(str(event), width=_LINE_LIMIT, placeholder=" ...")
+    return f"step {event.step:>6}  {event.kind.upper():<13}  {words}".rstrip()
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """The event as plain JSON types, its kind first; a number that is not finite becomes None."""
+    fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+    return {"kind": event.kind, **finite}
+
+
+_KINDS: dict[str, type[Event]] = {cls.kind_name(): cls for cls in Event.__subclasses__()}
+
+# By annotation, which is a string there; a float field takes null too, because NaN is written as null.
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float, type(None)),
+    "str": (str,),
+    "int | None": (int, type(None)),
+    "bool | None": (bool, type(None)),
+}
+
+
+def _to_line(event: Event) -> bytes:
+    return json.dumps(event_to_dict(event), default=str).encode() + b"\n"
+
+
+def _open_at_line_start(path: str) -> BinaryIO:
+    """Open for appending, and end a line that a crash left unfinished: it would spoil the next one."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    unfinished = os.path.isfile(path) and not _ends_with_newline(path)
+    file = open(path, "ab")  # noqa: SIM115 (kept open between events)
+    if unfinished:
+        file.write(b"\n")
+    return file
+
+
+def _ends_with_newline(path: str) -> bool:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - 1))
+        return file.read(1) in (b"", b"\n")
+
+
+def _from_line(line: bytes) -> tuple[Event | None, str]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return None, f"is not JSON ({error})"
+    if not isinstance(record, dict):
+        return None, f"is {type(record).__name__}, not an event"
+    cls = _KINDS.get(str(record.pop("kind", None)))
+    if cls is None:
+        return None, "has no known kind; it may come from a newer version"
+    return _from_record(cls, record)
+
+
+def _from_record(cls: type[Event], record: dict[str, Any]) -> tuple[Event | None, str]:
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):
+        if f.name not in record:
+            return None, f"{cls.__name__} lacks {f.name!r}"
+        value = record.pop(f.name)
+        allowed = _JSON_TYPES[str(f.type)]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            return None, f"{cls.__name__} has {f.name}={value!r}, which is not of type {f.type}"
+        values[f.name] = math.nan if f.type == "float" and value is None else value
+    unknown = f"{cls.__name__} has fields that are not known: {', '.join(sorted(record))}" if record else ""
+    return cls(**values), unknown

@@ -1,0 +1,204 @@
+"""Adds up what the steps took, phase by phase, and what compiling cost and saved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from lightning_hotcompile.receipt.report import PhaseStats
+from lightning_hotcompile.watch.clock import StepTime
+from lightning_hotcompile.watch.stats import Ratio, Summary, Window, paired_ratio, summarize
+
+_WINDOW = 512
+
+
+@dataclass(eq=False, kw_only=True)
+class StepRecord:
+    """What is known of one step besides its time.
+
+    ``ends_unit`` is false for a micro-step after which gradients are accumulated further;
+    ``disturbed`` steps (compiled something, were recorded, or hold an odd batch) are not compared.
+    """
+
+    phase: str
+    compiled: bool
+    ends_unit: bool = True
+    disturbed: bool = False
+    stalled: bool = False
+    recorded: bool = False
+
+
+@dataclass(kw_only=True)
+class _PhaseTotal:
+    steps: int = 0
+    seconds: float = 0.0
+    times: Window = field(default_factory=lambda: Window(_WINDOW))
+
+
+class PairedUnits:
+    """Times of interleaved eager and compiled units of one signature, in pairs.
+
+    A unit is one optimizer step with all its micro-steps. A disturbed unit takes its partner with it.
+    """
+
+    def __init__(self) -> None:
+        self.eager: list[float] = []
+        self.compiled: list[float] = []
+        self._seconds = 0.0
+        self._disturbed = False
+
+    def add(self, record: StepRecord, seconds: float) -> None:
+        """One micro-step; at the unit's end the sum counts."""
+        self._seconds += seconds
+        self._disturbed |= record.disturbed
+        if record.ends_unit:
+            self._end_unit(record.compiled)
+
+    def _end_unit(self, compiled: bool) -> None:
+        seconds, disturbed = self._seconds, self._disturbed
+        self._seconds, self._disturbed = 0.0, False
+        if not compiled:
+            del self.eager[len(self.compiled) :]  # an eager unit whose partner never came
+            if not disturbed:
+                self.eager.append(seconds)
+        elif disturbed or len(self.eager) <= len(self.compiled):
+            del self.eager[len(self.compiled) :]
+        else:
+            self.compiled.append(seconds)
+
+    @property
+    def n(self) -> int:
+        """Complete pairs."""
+        return len(self.compiled)
+
+    def ratio(self) -> Ratio | None:
+        """Eager time / compiled time with its interval, or ``None`` with too few pairs."""
+        return paired_ratio(self.eager[: self.n], self.compiled)
+
+
+class Ledger:
+    """The accounts of one fit, in seconds."""
+
+    def __init__(self) -> None:
+        self._phases: dict[str, _PhaseTotal] = {}
+        self._eager = Window(_WINDOW)
+        self._compiled = Window(_WINDOW)
+        self._compiled_seconds = 0.0
+        self._stalled: list[float] = []
+        self._recorded: list[float] = []
+        self._recent: float | None = None
+        self._between = 0.0
+        self._in_steps = 0.0
+        self.install_s = 0.0
+        self.own_s = 0.0
+        self.steps = 0
+        self.flip_step: int | None = None
+        self.pairs = PairedUnits()
+
+    def add(self, time: StepTime, record: StepRecord) -> None:
+        """Book one finished step."""
+        self.steps += 1
+        self._recent = time.seconds
+        self._in_steps += time.seconds
+        self._between += time.wait_seconds
+        phase = self._phases.setdefault(record.phase, _PhaseTotal())
+        phase.steps += 1
+        phase.seconds += time.seconds
+        if record.stalled:
+            self._stalled.append(time.seconds)
+        elif record.recorded:
+            self._recorded.append(time.seconds)
+        elif record.compiled:
+            self._compiled_seconds += time.seconds
+        if not record.disturbed:
+            phase.times.add(time.seconds)
+            (self._compiled if record.compiled else self._eager).add(time.seconds)
+        if record.phase == "settling":
+            self.pairs.add(record, time.seconds)
+
+    @property
+    def recent_step_ms(self) -> float | None:
+        """Milliseconds of the last step that was booked."""
+        return None if self._recent is None else 1e3 * self._recent
+
+    @property
+    def eager_step_s(self) -> float | None:
+        """Median of an undisturbed eager step."""
+        summary = self._eager.summary()
+        return None if summary is None else summary.median
+
+    @property
+    def eager_ms(self) -> Summary | None:
+        """Eager steps; the interleaved ones if there are any, so that both arms saw the same machine."""
+        return _in_ms(self.pairs.eager[: self.pairs.n] or self._eager.values)
+
+    @property
+    def compiled_ms(self) -> Summary | None:
+        """Compiled steps; the interleaved ones if there are any."""
+        return _in_ms(self.pairs.compiled or self._compiled.values)
+
+    @property
+    def stall_s(self) -> float:
+        """Time in which training stood still: warm-up, and steps that compiled, beyond an eager step."""
+        return self.install_s + self._beyond_usual(self._stalled)
+
+    @property
+    def costs_s(self) -> float:
+        """All that the callback added to the run."""
+        return self.stall_s + self.own_s + self._beyond_usual(self._recorded)
+
+    def _beyond_usual(self, seconds: list[float]) -> float:
+        usual = self.eager_step_s or 0.0
+        return sum(max(0.0, s - usual) for s in seconds)
+
+    @property
+    def _gain(self) -> float | None:
+        """Seconds that eager takes longer, per second of compiled steps: the paired ratio less one."""
+        ratio, eager, compiled = self.pairs.ratio(), self.eager_ms, self.compiled_ms
+        if ratio is not None:
+            return ratio.value - 1
+        return None if eager is None or compiled is None else eager.median / compiled.median - 1
+
+    @property
+    def saved_s(self) -> float | None:
+        """Time that compiled steps saved, less all costs; ``None`` without both kinds of steps."""
+        gain = self._gain
+        return None if gain is None else self._compiled_seconds * gain - self.costs_s
+
+    @property
+    def break_even_step(self) -> int | None:
+        """The batch at which the costs are earned back, ``None`` if never or unknown."""
+        gain, compiled = self._gain, self._compiled.summary()
+        if gain is None or gain <= 0 or compiled is None or self.flip_step is None:
+            return None
+        return self.flip_step + math.ceil(self.costs_s / (gain * compiled.median))
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of the time between steps in all of the time."""
+        total = self._in_steps + self._between
+        return self._between / total if total > 0 else None
+
+    @property
+    def own_us(self) -> float | None:
+        """Microseconds of the callback's own code per step, installing left out."""
+        return 1e6 * self.own_s / self.steps if self.steps else None
+
+    def phases(self) -> tuple[PhaseStats, ...]:
+        """Statistics per phase, in order of first use."""
+        return tuple(_phase_stats(name, total) for name, total in self._phases.items())
+
+
+def _phase_stats(name: str, total: _PhaseTotal) -> PhaseStats:
+    summary = _in_ms(total.times.values)
+    return PhaseStats(
+        name=name,
+        steps=total.steps,
+        median_ms=None if summary is None else summary.median,
+        iqr_ms=None if summary is None else summary.iqr,
+        total_s=total.seconds,
+    )
+
+
+def _in_ms(seconds: tuple[float, ...] | list[float]) -> Summary | None:
+    return summarize([1e3 * s for s in seconds]) if seconds else None

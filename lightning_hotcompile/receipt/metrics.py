@@ -1,0 +1,166 @@
+"""The callback's numbers in every logger of the Trainer, and its phase in the progress bar."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import Logger
+
+from lightning_hotcompile.errors import HotCompileWarning
+
+PHASE_NUMBER: Mapping[str, int] = types.MappingProxyType(
+    {"reverted": -2, "declined": -1, "observing": 0, "flipping": 2, "settling": 3, "steady": 4}
+)
+"""Phases as numbers for the scalar ``phase``: upwards is progress, below 0 training is eager for good.
+
+1 is kept for a phase between observing and flipping, so that old curves keep their meaning.
+"""
+
+PROGRESS_BAR_NAME = "hotcompile"
+
+
+class LoggerMetrics:
+    """Sends scalars and texts to all loggers of a Trainer, from rank zero.
+
+    A logger that raises gives one :class:`~lightning_hotcompile.errors.HotCompileWarning`; the
+    others get theirs, and training goes on.
+
+    Args:
+        prefix: goes before each name, with a slash.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.strip("/")
+        self._warned: set[str] = set()
+
+    def log(self, trainer: pl.Trainer, values: Mapping[str, float | None]) -> None:
+        """Log each value at the step that Lightning gives its own metrics now.
+
+        Values that are None or not finite are left out. Costs a write in each logger: call it when
+        something changed or as rarely as Lightning logs, not on each step.
+        """
+        metrics = {
+            f"{self.prefix}/{name}": value
+            for name, value in values.items()
+            if value is not None and math.isfinite(value)
+        }
+        if metrics:
+            step = lightning_step(trainer)
+            self._for_each_logger(trainer, lambda logger: _write_metrics(logger, metrics, step))
+
+    def log_text(self, trainer: pl.Trainer, title: str, markdown: str) -> None:
+        """Send a Markdown text to the loggers that take one: TensorBoard, and those with ``log_text``."""
+        name, step = f"{self.prefix}/{title}", lightning_step(trainer)
+        self._for_each_logger(trainer, lambda logger: _write_text(logger, name, markdown, step))
+
+    def _for_each_logger(self, trainer: pl.Trainer, write: Callable[[Logger], None]) -> None:
+        if not trainer.is_global_zero:
+            return
+        for position, logger in enumerate(trainer.loggers):
+            try:
+                write(logger)
+            except Exception as error:  # noqa: BLE001 (a receipt is never worth a crash of the training)
+                self._warn_once(f"{type(logger).__name__} (logger {position})", error)
+
+    def _warn_once(self, logger: str, error: Exception) -> None:
+        if logger in self._warned:
+            return
+        self._warned.add(logger)
+        warnings.warn(
+            f"{logger} did not take the values of {self.prefix!r}: {type(error).__name__}: {error}. "
+            "Training and the other loggers go on; this is said once.",
+            HotCompileWarning,
+            stacklevel=4,
+        )
+
+
+class PhaseInProgressBar:
+    """Shows the phase in the Trainer's progress bar, TQDM's or Rich's or any other.
+
+    Works on the bar's instance: no subclass, and the bar is as before after :meth:`take_out`. A copy
+    (pickle, deepcopy) of a bar in this state is an ordinary bar that shows no phase.
+    """
+
+    def __init__(self) -> None:
+        self._bar: ProgressBar | None = None
+
+    def put(self, trainer: pl.Trainer, get_phase: Callable[[], str]) -> None:
+        """Show what ``get_phase`` returns from now on; nothing happens without a progress bar."""
+        self.take_out()
+        bar = trainer.progress_bar_callback
+        if bar is None or not callable(getattr(bar, "get_metrics", None)):
+            return
+        current, buried = bar.__dict__.get("get_metrics"), bar.__dict__.get("_hotcompile_phase")
+        if buried is not None and getattr(current, "__func__", None) is not type(bar).get_metrics:
+            buried.get_phase = get_phase  # somebody wrapped ours: wrapping theirs would make a circle
+        else:
+            bar.__dict__["_hotcompile_phase"] = _PhaseSource(get_phase, current)
+            bar.__dict__["get_metrics"] = types.MethodType(get_metrics, bar)
+        self._bar = bar
+
+    def take_out(self) -> None:
+        """Give the bar its own ``get_metrics`` back; may be called twice."""
+        bar, self._bar = self._bar, None
+        source = bar.__dict__.get("_hotcompile_phase") if bar is not None else None
+        if bar is None or source is None:
+            return
+        source.get_phase = None
+        if getattr(bar.__dict__.get("get_metrics"), "__func__", None) is not get_metrics:
+            return  # wrapped by somebody: theirs stays, and ours adds nothing any more
+        del bar.__dict__["_hotcompile_phase"], bar.__dict__["get_metrics"]
+        if source.previous is not None:
+            bar.__dict__["get_metrics"] = source.previous
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_bar": None}
+
+
+class _PhaseSource:
+    """Where a bar finds the phase, and the ``get_metrics`` that was set on the instance before."""
+
+    def __init__(self, get_phase: Callable[[], str] | None, previous: Callable[..., Any] | None) -> None:
+        self.get_phase = get_phase
+        self.previous = previous
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The phase belongs to a callback in a running fit: a copied bar must not drag that along.
+        return {"get_phase": None, "previous": self.previous}
+
+
+# The name matters: a bound method is pickled by name, so an unpickled bar finds its class's own.
+def get_metrics(bar: ProgressBar, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+    """The bar's own metrics and the phase; goes on the bar's instance."""
+    source: _PhaseSource = bar.__dict__["_hotcompile_phase"]
+    own = source.previous or types.MethodType(type(bar).get_metrics, bar)
+    items = dict(own(trainer, pl_module))
+    return items if source.get_phase is None else {**items, PROGRESS_BAR_NAME: source.get_phase()}
+
+
+def lightning_step(trainer: pl.Trainer) -> int:
+    """The step at which Lightning logs the metrics of the current training batch."""
+    # Not global_step: that counts optimizer steps, of which one batch may have several.
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _write_metrics(logger: Logger, metrics: Mapping[str, float], step: int) -> None:
+    logger.log_metrics(dict(metrics), step=step)
+    logger.save()
+
+
+def _write_text(logger: Logger, name: str, markdown: str, step: int) -> None:
+    log_text = getattr(logger, "log_text", None)
+    add_text = None if callable(log_text) else getattr(getattr(logger, "experiment", None), "add_text", None)
+    if callable(log_text):
+        if {"columns", "data"} <= inspect.signature(log_text).parameters.keys():  # as in WandbLogger: a table
+            log_text(name, columns=["text"], data=[[markdown]], step=step)
+        else:
+            log_text(name, markdown)
+    elif callable(add_text):
+        add_text(name, markdown, step)

@@ -1,0 +1,183 @@
+"""The receipt of a run: what was decided, what it cost, what it gained, and what was proven."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+from lightning_hotcompile.receipt.rendering import report_to_markdown, report_to_text
+from lightning_hotcompile.receipt.wording import headline
+from lightning_hotcompile.watch.stats import Ratio, Summary
+
+__all__ = ["PhaseStats", "RegionProof", "Report", "headline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseStats:
+    """The training steps of one phase."""
+
+    name: str
+    steps: int
+    median_ms: float | None
+    """None where no step of the phase was timed."""
+
+    iqr_ms: float | None
+    """Distance of the quartiles."""
+
+    total_s: float
+    """Wall time of the phase, compiling included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionProof:
+    """What is known of one planned region: whether its compiled code really ran."""
+
+    name: str
+    kind: str
+    members: tuple[str, ...]
+    """Module or function names that share the compiled code."""
+
+    graphs: int
+    compiles: int
+    runs: int
+    """Calls of compiled code."""
+
+    compile_s: float
+    proven: bool
+    """Whether compiled code of this region ran."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that a run of the callback has to tell. What was not measured is None or empty, never 0.
+
+    Example:
+        >>> print(hot.report.to_text())  # doctest: +SKIP
+    """
+
+    phase: str
+    reason: str
+    """Why the run is in this phase."""
+
+    scope: str
+    plan: str
+    """The plan as a printed tree."""
+
+    plan_digest: str
+    decision: str
+    """The forecast in words: why it was compiled, or why not."""
+
+    steps: int
+    """Batches seen."""
+
+    compile_s: float
+    """Seconds of compiling, backward included."""
+
+    stall_s: float
+    """Seconds in which training stood still because of this callback."""
+
+    recompiles: int
+    graph_breaks: int
+    parity: str
+    """What the comparison with eager said, in words."""
+
+    eager_ms: Summary | None = None
+    compiled_ms: Summary | None = None
+    speedup: Ratio | None = None
+    """Eager time / compiled time, paired."""
+
+    break_even_step: int | None = None
+    """Batch at which compiling had paid for itself; beyond ``steps`` it is a forecast."""
+
+    saved_s: float | None = None
+    """Seconds saved in the whole run after all costs; negative if time was lost."""
+
+    regions: tuple[RegionProof, ...] = ()
+    peak_memory_mb: Mapping[str, float] = field(default_factory=dict)
+    """Peak memory in MB by arm: ``eager``, ``compiled``."""
+
+    overhead_us: float | None = None
+    """Microseconds that the callback itself adds to a step."""
+
+    wait_share: float | None = None
+    """Share of the time, 0 to 1, that went by between the steps, for data above all."""
+
+    phases: tuple[PhaseStats, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Warnings and remarks, one sentence each."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    events: tuple[Mapping[str, Any], ...] = ()
+    """Events as dictionaries, oldest first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; the headline first. A number that is not finite becomes None."""
+        plain = _plain(self)
+        assert isinstance(plain, dict)
+        return {"headline": headline(self), **plain}
+
+    def to_json(self) -> str:
+        """Indented JSON of :meth:`to_dict`, valid for every reader (no NaN)."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def to_text(self) -> str:
+        """For a terminal: 100 columns wide, no colour codes."""
+        return report_to_text(self)
+
+    def to_markdown(self) -> str:
+        """For a Markdown page or a logger that shows text."""
+        return report_to_markdown(self)
+
+    def to_csv(self) -> str:
+        """Two columns, ``key`` and ``value``, keys as paths (``regions.0.name``); events are left out.
+
+        What was not measured has an empty value, which pandas reads as NaN.
+        """
+        without_events = {k: v for k, v in self.to_dict().items() if k != "events"}
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(("key", "value"))
+        writer.writerows(_flat(without_events))
+        return out.getvalue()
+
+
+# Derived numbers that readers of the JSON should not have to work out again.
+_DERIVED: dict[type, tuple[str, ...]] = {Summary: ("iqr",), Ratio: ("verdict",)}
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value)] + list(_DERIVED.get(type(value), ()))
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return str(value)
+
+
+def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        children = list(value.items())
+    elif isinstance(value, list):
+        children = list(enumerate(value))
+    else:
+        yield path, value
+        return
+    for key, child in children:
+        yield from _flat(child, f"{path}.{key}" if path else str(key))

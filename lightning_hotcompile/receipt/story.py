@@ -1,0 +1,103 @@
+"""Turns what happens into events, and tells them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lightning_hotcompile.receipt.event_kinds import (
+    Compiled,
+    Compiling,
+    Declined,
+    Detected,
+    Event,
+    Fallback,
+    PhaseChanged,
+    Planned,
+    Recompiled,
+    Reverted,
+    SpeedUp,
+)
+from lightning_hotcompile.swap.witness import Graph
+from lightning_hotcompile.watch.opgraph import OpGraph
+from lightning_hotcompile.watch.stats import Ratio
+
+_SEQUENCE_LIMIT = 12
+
+
+class Story:
+    """Tells events to whoever listens; keeps count of what a receipt needs.
+
+    Args:
+        emit: receives each event.
+        step: tells how many batches were seen.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], step: Callable[[], int]) -> None:
+        self._emit = emit
+        self._step = step
+        self.recompiles = 0
+
+    def detected(self, signature: str, count: int, op_graph: OpGraph | None) -> None:
+        """A step signature became hot."""
+        self._emit(
+            Detected(
+                step=self._step(),
+                signature=signature,
+                count=count,
+                op_sequence=op_graph.sequence_text(_SEQUENCE_LIMIT) if op_graph else "not recorded",
+                n_ops=op_graph.n_ops if op_graph else None,
+            )
+        )
+
+    def planned(self, scope: str, reason: str, regions: int, tree: str) -> None:
+        """The plan that is about to be carried out."""
+        self._emit(Planned(step=self._step(), scope=scope, reason=reason, regions=regions, tree=tree))
+
+    def entered(self, phase: str, reason: str) -> None:
+        """A signature changed its phase."""
+        step = self._step()
+        self._emit(PhaseChanged(step=step, phase=phase, reason=reason))
+        if phase == "declined":
+            self._emit(Declined(step=step, reason=reason))
+        elif phase == "reverted":
+            self._emit(Reverted(step=step, reason=reason))
+
+    def measured(self, ratio: Ratio) -> None:
+        """The interleaved steps were compared."""
+        self._emit(
+            SpeedUp(
+                step=self._step(),
+                value=ratio.value,
+                low=ratio.low,
+                high=ratio.high,
+                n=ratio.n,
+                verdict=ratio.verdict,
+            )
+        )
+
+    def compiling(self, regions: int) -> None:
+        """Compiling begins."""
+        self._emit(Compiling(step=self._step(), regions=regions))
+
+    def compiled(self, graphs: Sequence[Graph], again: bool, reasons: Sequence[str] = ()) -> None:
+        """Graphs went through the backend; ``again`` if that happened after the flip."""
+        for graph in graphs:
+            if graph.error is not None:
+                continue  # told as a fallback when the region is taken out
+            self._emit(
+                Compiled(
+                    step=self._step(),
+                    region=graph.region,
+                    seconds=graph.seconds,
+                    n_ops=graph.n_ops,
+                    cache_hit=graph.cache_hit,
+                )
+            )
+        if again and graphs:
+            self.recompiles += len(graphs)
+            reason = reasons[-1] if reasons else "another variant of the step"
+            self._emit(Recompiled(step=self._step(), region=graphs[-1].region, reason=reason))
+
+    def fell_back(self, region: str, reason: str) -> None:
+        """A region runs eagerly from now on."""
+        self._emit(Fallback(step=self._step(), region=region, reason=reason))

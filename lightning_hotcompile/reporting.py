@@ -1,0 +1,117 @@
+"""Everything that a fit has to tell, gathered into one Report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_hotcompile.receipt.event_kinds import Event
+from lightning_hotcompile.receipt.events import event_to_dict
+from lightning_hotcompile.receipt.report import RegionProof, Report
+from lightning_hotcompile.session import Session
+from lightning_hotcompile.swap.installation import Proof
+from lightning_hotcompile.trainer_facts import versions
+
+PARITY_NOT_CHECKED = "not checked: this version does not compare compiled code with eager"
+
+
+def empty_report(phase: str, reason: str, events: Sequence[Event] = ()) -> Report:
+    """The report of a callback that has not watched any step."""
+    return Report(
+        phase=phase,
+        reason=reason,
+        scope="",
+        plan="",
+        plan_digest="",
+        decision="",
+        steps=0,
+        compile_s=0.0,
+        stall_s=0.0,
+        recompiles=0,
+        graph_breaks=0,
+        parity=PARITY_NOT_CHECKED,
+        versions=versions(),
+        events=tuple(event_to_dict(e) for e in events),
+    )
+
+
+def build_report(session: Session, events: Sequence[Event], notes: Sequence[str] = ()) -> Report:
+    """What is known now; it can be asked for at any time."""
+    ledger, installation, state = session.ledger, session.flip.installation, session.main_state
+    proofs = session.flip.proofs() if session.ever_flipped else []
+    return Report(
+        phase=str(state.phase),
+        reason=state.reason,
+        scope=session.plan.scope,
+        plan=str(session.plan),
+        plan_digest=session.plan.digest,
+        decision=session.decision.reason if session.decision else "",
+        steps=session.steps,
+        compile_s=installation.timer.seconds,
+        stall_s=ledger.stall_s,
+        recompiles=session.story.recompiles,
+        graph_breaks=installation.graph_breaks if session.ever_flipped else 0,
+        parity=PARITY_NOT_CHECKED,
+        eager_ms=ledger.eager_ms,
+        compiled_ms=ledger.compiled_ms,
+        speedup=ledger.pairs.ratio(),
+        break_even_step=ledger.break_even_step,
+        saved_s=ledger.saved_s,
+        regions=tuple(map(_region_proof, proofs)),
+        peak_memory_mb=session.flip.peak_memory_mb(),
+        overhead_us=ledger.own_us,
+        wait_share=ledger.wait_share,
+        phases=ledger.phases(),
+        notes=(*notes, *session.plan.notes, *_unproven_notes(proofs), *_recorded_note(session)),
+        versions=versions(),
+        events=tuple(event_to_dict(e) for e in events),
+    )
+
+
+def scalars(report: Report, phase_numbers: Mapping[str, int]) -> dict[str, float | None]:
+    """The report's numbers under the names that they have in the loggers."""
+    measured: dict[str, Any] = {
+        "phase": phase_numbers.get(report.phase),
+        "eager_ms": report.eager_ms and report.eager_ms.median,
+        "compiled_ms": report.compiled_ms and report.compiled_ms.median,
+        "speedup": report.speedup and report.speedup.value,
+        "saved_s": report.saved_s,
+        "break_even_step": report.break_even_step,
+    }
+    if report.regions:
+        measured |= {
+            "compile_s": report.compile_s,
+            "stall_s": report.stall_s,
+            "recompiles": report.recompiles,
+            "graph_breaks": report.graph_breaks,
+        }
+    peak = report.peak_memory_mb
+    return measured | {"peak_memory_mb": max(peak.values()) if peak else None}
+
+
+def _region_proof(proof: Proof) -> RegionProof:
+    proven = proof.error is None and proof.runs > 0
+    return RegionProof(
+        name=proof.region.name,
+        kind=proof.region.kind,
+        members=proof.region.members,
+        graphs=proof.graphs,
+        compiles=proof.graphs,
+        runs=proof.runs,
+        compile_s=proof.compile_s,
+        proven=proven,
+        note="" if proven else proof.error or "its compiled code did not run",
+    )
+
+
+def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
+    return [
+        f"region {p.region.name} did not run compiled: {p.error or 'it was never called through its module'}"
+        for p in proofs
+        if p.error is not None or p.runs == 0
+    ]
+
+
+def _recorded_note(session: Session) -> list[str]:
+    graph = session.op_graph
+    return [] if graph is None else [f"one step runs {graph.n_ops} operations: {graph.sequence_text(10)}"]

@@ -1,0 +1,1 @@
+"""Change the running model, and change it back."""

@@ -1,0 +1,199 @@
+"""The one place that touches torch's compiler internals.
+
+Everything here has a contract test in ``tests/test_torch_contract.py``, so that an upgrade of
+torch that changes one of them fails with its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch_config
+import torch.compiler.config
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
+from torch._dynamo.utils import counters, get_compilation_metrics
+from torch.fx import GraphModule
+
+CompiledFn = Callable[..., Any]
+
+_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+CompilerError = TorchDynamoException
+"""What Dynamo raises when it cannot compile a frame, before any code of the frame ran."""
+
+
+def compile_isolated(
+    function: Callable[..., Any], backend: CompiledFn, *, dynamic: bool | None, fullgraph: bool
+) -> CompiledFn:
+    """``torch.compile`` with a recompile limit of its own.
+
+    The limit counts per code object: without isolation, many regions behind one function would
+    silently run eagerly after the eighth. Older torch gets a fresh code object instead.
+    """
+    arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
+    if _HAS_ISOLATION:
+        arguments["isolate_recompiles"] = True
+    else:
+        function = _with_own_code(function)
+    compiled: CompiledFn = torch.compile(function, **arguments)
+    return compiled
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    assert isinstance(function, types.FunctionType)
+    code = function.__code__.replace()
+    copy = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+RestartCompile = RestartAnalysis
+"""What a backend raises when the frame has to be traced again; never to be swallowed."""
+
+
+@contextlib.contextmanager
+def compiling_allowed(*, suppress_errors: bool) -> Iterator[None]:
+    """A step in which new graphs may be compiled; what Dynamo cannot trace runs eagerly."""
+    with torch._dynamo.config.patch(suppress_errors=suppress_errors):
+        yield
+
+
+def reuse_only() -> contextlib.AbstractContextManager[Any]:
+    """A step that uses what is compiled already and runs everything else eagerly."""
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("eager_on_recompile")
+    return stance
+
+
+def dynamic_integers(patterns: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
+    """Integers whose Dynamo source matches a pattern become symbols instead of constants."""
+    config: Any = torch.compiler.config
+    given = [config.dynamic_sources] if config.dynamic_sources else []
+    patch: contextlib.AbstractContextManager[Any] = config.patch(
+        dynamic_sources=",".join([*given, *patterns])
+    )
+    return patch
+
+
+class CompileTimer:
+    """Adds up the wall time in which Dynamo compiles, tracing and backend together, in seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._since: float | None = None
+        self.seconds = 0.0
+        self.frames = 0
+
+    def start(self) -> None:
+        """Begin to listen."""
+        callback_handler.register_start_callback(self._on_start)
+        callback_handler.register_end_callback(self._on_end)
+
+    def stop(self) -> None:
+        """Stop listening; a second call does nothing."""
+        for callbacks, own in (
+            (callback_handler.start_callbacks, self._on_start),
+            (callback_handler.end_callbacks, self._on_end),
+        ):
+            while own in callbacks:
+                callbacks.remove(own)
+        self._since = None
+
+    def _on_start(self, *_: Any) -> None:
+        self._since = self._now()
+        self.frames += 1
+
+    def _on_end(self, *_: Any) -> None:
+        if self._since is not None:
+            self.seconds += self._now() - self._since
+            self._since = None
+
+
+def graph_break_count() -> int:
+    """Graph breaks that Dynamo has counted in this process so far."""
+    return sum(counters["graph_break"].values())
+
+
+def graph_break_reasons() -> dict[str, int]:
+    """Reasons of all graph breaks so far in this process, each as its first line."""
+    return {
+        reason.strip().splitlines()[0]: n for reason, n in counters["graph_break"].items() if reason.strip()
+    }
+
+
+def recent_recompile_reasons(limit: int = 8) -> list[str]:
+    """Why the last frames were compiled again, oldest first."""
+    reasons = [m.recompile_reason for m in get_compilation_metrics()[-limit:]]
+    return [r.strip().splitlines()[0] for r in reasons if r]
+
+
+def recent_failures(limit: int = 8) -> list[str]:
+    """Frames that Dynamo gave up on recently, as ``function: kind: first line of the reason``."""
+    failures = []
+    for m in get_compilation_metrics()[-limit:]:
+        if m.fail_type:
+            reason = (m.fail_reason or "").strip().splitlines()
+            failures.append(f"{m.co_name}: {m.fail_type}: {reason[0] if reason else 'no reason given'}")
+    return failures
+
+
+def cache_hits() -> int:
+    """Graphs that Inductor or AOTAutograd found in their caches in this process so far."""
+    return int(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
+
+
+def backward_with_forward() -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd compiles the backward at once, not at the first ``backward()``."""
+    patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
+        force_non_lazy_backward_lowering=True
+    )
+    return patch
+
+
+def backend_names() -> list[str]:
+    """Every backend that Dynamo knows, those for debugging included."""
+    names: list[str] = sorted(torch._dynamo.list_backends(exclude_tags=()))
+    return names
+
+
+def resolve_backend(
+    backend: str | CompiledFn, mode: str | None, options: Mapping[str, Any] | None
+) -> CompiledFn:
+    """A callable ``(graph_module, example_inputs)`` for a backend's name, mode and options.
+
+    Raises:
+        RuntimeError: Inductor does not know an option (its message lists those that it knows).
+        torch._dynamo.exc.InvalidBackend: there is no backend of this name.
+    """
+    if backend == "inductor":
+        return _inductor(mode, options)
+    given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
+    found = torch._dynamo.lookup_backend(backend) if isinstance(backend, str) else backend
+
+    def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        compiled: CompiledFn = found(graph_module, list(example_inputs), **given)
+        return compiled
+
+    return compile_graph
+
+
+def _inductor(mode: str | None, options: Mapping[str, Any] | None) -> CompiledFn:
+    # torch.compile's own wrapper checks the names of the options and knows what a mode means.
+    wrapper: Any = torch._TorchCompileInductorWrapper(  # type: ignore[no-untyped-call]
+        mode, dict(options) if options else None, None
+    )
+
+    def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        compiled: CompiledFn = wrapper(graph_module, list(example_inputs))
+        return compiled
+
+    return compile_graph

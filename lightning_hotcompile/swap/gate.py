@@ -1,0 +1,58 @@
+"""Which way a step goes: eager, compiling, or through what is compiled already."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+
+from lightning_hotcompile.swap.dynamo import compiling_allowed, reuse_only
+
+
+class Lane(enum.Enum):
+    """How the swapped parts of the model behave during one step."""
+
+    EAGER = "eager"
+    """Everything runs as if nothing had been swapped."""
+
+    COMPILE = "compile"
+    """Compiled code runs; what is missing may be compiled now, at the price of a stall."""
+
+    REUSE = "reuse"
+    """Compiled code runs; what is missing runs eagerly, so that no step stalls."""
+
+
+class Gate:
+    """Opened for a training step and closed after it; outside of a step everything is eager.
+
+    It stays open over the backward pass, since activation checkpointing runs blocks again there
+    and has to take the same way as in the forward.
+    """
+
+    def __init__(self, *, suppress_errors: bool = True) -> None:
+        self.suppresses_errors = suppress_errors
+        self._contexts: contextlib.ExitStack | None = None
+        self.lane = Lane.EAGER
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code is to be used now."""
+        return self.lane is not Lane.EAGER
+
+    def open(self, lane: Lane) -> None:
+        """Let a step through on this lane; a step that was left open is closed first."""
+        self.close()
+        if lane is Lane.EAGER:
+            return
+        self._contexts = contextlib.ExitStack()
+        if lane is Lane.COMPILE:
+            self._contexts.enter_context(compiling_allowed(suppress_errors=self.suppresses_errors))
+        else:
+            self._contexts.enter_context(reuse_only())
+        self.lane = lane
+
+    def close(self) -> None:
+        """Back to eager; a second call does nothing."""
+        self.lane = Lane.EAGER
+        contexts, self._contexts = self._contexts, None
+        if contexts is not None:
+            contexts.close()

@@ -1,0 +1,174 @@
+"""A whole plan put into the running model: islands, regions, warm-up, and the proof that it ran."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count, recent_failures
+from lightning_hotcompile.swap.gate import Gate, Lane
+from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.islands import IslandGuard
+from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.steplog import SwappedStep
+from lightning_hotcompile.swap.warmup import Capture, has_user_hooks, warm_up
+from lightning_hotcompile.swap.witness import Witness, first_line
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Whether compiled code of one region ran: graphs, compiles, runs, backend seconds, error."""
+
+    region: Region
+    graphs: int
+    runs: int
+    compile_s: float
+    error: str | None
+    in_place: bool
+
+    @property
+    def proven(self) -> bool:
+        """Compiled code of this region is in place and has run."""
+        return self.in_place and self.error is None and self.runs > 0
+
+
+class Installation:
+    """Everything that is changed in a model while it is compiled, and the way back.
+
+    Args:
+        plan: what to compile.
+        root: the LightningModule.
+        config: backend, mode, options, dynamic, fullgraph, on_error.
+        optimizers: the Trainer's optimizers, in the plan's order.
+    """
+
+    def __init__(
+        self, plan: CompilePlan, root: nn.Module, config: HotCompileConfig, optimizers: Sequence[Optimizer]
+    ) -> None:
+        self.plan = plan
+        self.gate = Gate(suppress_errors=config.on_error != "raise")
+        self.timer = CompileTimer()
+        self.witness = Witness(
+            config.backend, mode=config.mode, options=config.options, on_error=config.on_error
+        )
+        self._root = root
+        self._config = config
+        self._islands = IslandGuard(root, [i.name for i in plan.islands])
+        self._optimizers = optimizers
+        self._breaks_before = graph_break_count()
+        self._swapped = [self._swap(region) for region in plan.regions]
+        self.in_place = False
+
+    def _swap(self, region: Region) -> SwappedRegion:
+        dynamic = self._config.dynamic if isinstance(self._config.dynamic, bool) else None
+        if region.kind == "optimizer":
+            return SwappedOptimizer(
+                region,
+                self.gate,
+                self.witness,
+                optimizer=self._optimizers[int(region.members[0])],
+                dynamic=dynamic,
+            )
+        kind = SwappedStep if region.kind == "step" else SwappedRegion
+        return kind(region, self.gate, self.witness, dynamic=dynamic, fullgraph=self._config.fullgraph)
+
+    def modules_to_capture(self) -> list[tuple[str, nn.Module]]:
+        """One module of each region that can be warmed up, with the region's name.
+
+        A region with user hooks is not: the warm-up would run them once more. It compiles in the
+        next real step.
+        """
+        found = [
+            (r.name, self._root.get_submodule(r.members[0])) for r in self.plan.of_kind("group", "module")
+        ]
+        return [(name, module) for name, module in found if not has_user_hooks(module)]
+
+    def put(self, captures: Mapping[str, Capture]) -> None:
+        """Change the model and warm up what was captured. A region that fails stays eager."""
+        self.in_place = True
+        self.timer.start()
+        self._islands.put()
+        for swapped in self._swapped:
+            swapped.put(self._root)
+        self.gate.open(Lane.COMPILE)
+        try:
+            for swapped in self._swapped:
+                if swapped.region.name in captures:
+                    self._warm_up(swapped, captures[swapped.region.name])
+        finally:
+            self.gate.close()
+
+    def _warm_up(self, swapped: SwappedRegion, capture: Capture) -> None:
+        module = self._root.get_submodule(swapped.region.members[0])
+        try:
+            warm_up(module, capture)
+        except Exception as error:
+            if self._config.on_error == "raise":
+                raise
+            _log.debug("warm-up of region %s failed", swapped.region.name, exc_info=True)
+            swapped.error = f"warm-up failed: {first_line(error)}"
+
+    def drop_failed(self) -> list[tuple[str, str]]:
+        """Take out the regions that failed: pairs of name and reason, new ones only."""
+        dropped = []
+        for swapped in self._swapped:
+            reason = swapped.error or self.witness.error_of(swapped.region.name)
+            if reason is not None and swapped.is_in_place:
+                swapped.error = reason
+                swapped.take_out()
+                dropped.append((swapped.region.name, reason))
+        return dropped
+
+    @property
+    def anything_left(self) -> bool:
+        """Whether any region is still compiled."""
+        return any(s.is_in_place for s in self._swapped)
+
+    def take_out(self) -> None:
+        """Change everything back; a second call does nothing."""
+        self.gate.close()
+        for swapped in reversed(self._swapped):
+            swapped.take_out()
+        self._islands.take_out()
+        self.timer.stop()
+        self.in_place = False
+
+    def proofs(self) -> list[Proof]:
+        """For each planned region what was seen of it."""
+        return [self._proof(s) for s in self._swapped]
+
+    def _proof(self, swapped: SwappedRegion) -> Proof:
+        name = swapped.region.name
+        graphs = self.witness.graphs_of(name)
+        return Proof(
+            region=swapped.region,
+            graphs=len(graphs),
+            runs=self.witness.runs_of(name),
+            compile_s=sum(g.seconds for g in graphs),
+            error=swapped.error or self.witness.error_of(name),
+            in_place=swapped.is_in_place,
+        )
+
+    @property
+    def graph_breaks(self) -> int:
+        """Graph breaks since this installation was made."""
+        return max(0, graph_break_count() - self._breaks_before)
+
+    def why_nothing_ran(self) -> str:
+        """The best explanation for compiled code that did not run."""
+        failures = recent_failures()
+        return failures[-1] if failures else "no graph was captured"
+
+    def facts_for_log(self) -> dict[str, Any]:
+        """Counts for the logger."""
+        return {"graph_breaks": self.graph_breaks, "graphs": len(self.witness.graphs)}

@@ -1,0 +1,122 @@
+"""Put compiled callables in place of a plan's modules and functions, and take them out again."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_hotcompile.plan.scopes import Region, resolve_function
+from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError, compile_isolated
+from lightning_hotcompile.swap.gate import Gate, Lane
+from lightning_hotcompile.swap.witness import Witness, first_line
+
+
+def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled for a module: its call with all its hooks, as a frame of ours.
+
+    ``module.compile()`` would do nothing on torch's own modules, since Dynamo skips their frames.
+    """
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+class SwappedRegion:
+    """One region of a plan in the running model: a compiled function behind a gate.
+
+    Args:
+        region: what the plan says.
+        gate: decides at each call whether the compiled function is used.
+        witness: makes the backend.
+        dynamic: Dynamo's ``dynamic`` argument.
+        fullgraph: refuse graph breaks.
+    """
+
+    def __init__(
+        self, region: Region, gate: Gate, witness: Witness, *, dynamic: bool | None, fullgraph: bool
+    ) -> None:
+        self.region = region
+        self.error: str | None = None
+        self._gate = gate
+        self._witness = witness
+        self._settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the model is changed now."""
+        return bool(self._undo)
+
+    def compiled(self, function: Callable[..., Any]) -> CompiledFn:
+        """A compiled function whose graphs belong to this region."""
+        return compile_isolated(function, self._witness.backend_for(self.region.name), **self._settings)
+
+    def choose(self, compiled: CompiledFn, eager: CompiledFn, *args: Any, **kwargs: Any) -> Any:
+        """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly.
+
+        Dynamo's errors come before any code of the frame ran, so nothing runs twice.
+        """
+        if torch.compiler.is_compiling() or self._gate.lane is Lane.EAGER or self.error is not None:
+            return eager(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        except CompilerError as error:
+            if not self._gate.suppresses_errors:
+                raise
+            self.error = first_line(error)
+        return eager(*args, **kwargs)
+
+    def put(self, root: nn.Module) -> None:
+        """Change the model; what was put in place is taken out again if that fails half-way."""
+        try:
+            if self.region.kind == "function":
+                self._put_function(self.region.members[0])
+            else:
+                self._put_modules(root)
+        except BaseException:
+            self.take_out()
+            raise
+
+    def take_out(self) -> None:
+        """Change the model back; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def undo_later(self, action: Callable[[], None]) -> None:
+        """Remember how to take back one change."""
+        self._undo.append(action)
+
+    def _put_modules(self, root: nn.Module) -> None:
+        compiled = self.compiled(call_module)
+        for name in self.region.members:
+            module = root.get_submodule(name)
+            call = functools.partial(self.choose, compiled, call_module, module)
+            module._compiled_call_impl = call
+            self.undo_later(functools.partial(setattr, module, "_compiled_call_impl", None))
+
+    def _put_function(self, target: str) -> None:
+        owner, name, function = resolve_function(target)
+        compiled = self.compiled(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.choose(compiled, function, *args, **kwargs)
+
+        places = [(owner, name)] if isinstance(owner, type) else _places_of(function)
+        for place, attribute in places:
+            setattr(place, attribute, call)
+            self.undo_later(functools.partial(setattr, place, attribute, function))
+
+
+def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Every module attribute that is this function: ``from x import f`` makes more than one."""
+    return [
+        (module, attribute)
+        for module in list(sys.modules.values())
+        if module is not None
+        for attribute, value in list(getattr(module, "__dict__", {}).items())
+        if value is function
+    ]

@@ -1,0 +1,132 @@
+"""The optimizer's step, compiled, with closure, hooks, schedulers and state dict as before."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.swap.gate import Gate
+from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.witness import Witness
+
+
+class LearningRates:
+    """Learning rates as tensors while a compiled step runs, as the user's floats otherwise.
+
+    A float would be a constant of the graph, so that each change by a scheduler would recompile.
+    The tensors are 64-bit scalars on the CPU: the same numbers that eager multiplies with.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._tensors: list[Tensor] = []
+        self._given: list[Any] | None = None
+
+    def as_tensors(self) -> None:
+        """Put a tensor in place of each float."""
+        groups = self._optimizer.param_groups
+        self._given = [group["lr"] for group in groups]
+        while len(self._tensors) < len(groups):
+            self._tensors.append(torch.zeros((), dtype=torch.float64))
+        for group, tensor, value in zip(groups, self._tensors, self._given, strict=False):
+            if not isinstance(value, Tensor):
+                group["lr"] = tensor.fill_(value)
+
+    def as_given(self) -> None:
+        """Put the user's values back; a second call does nothing."""
+        given, self._given = self._given, None
+        for group, value in zip(self._optimizer.param_groups, given or (), strict=False):
+            group["lr"] = value
+
+
+def bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    """The class's ``step`` without its wrappers: hooks, profiling, grad mode.
+
+    ``torch.optim`` breaks the graph on purpose where its wrapper switches the grad mode; inside of
+    ``torch.no_grad()`` the step itself is one graph.
+    """
+    step: Callable[[Optimizer], Any] = inspect.unwrap(kind.step)
+    return step
+
+
+class SwappedOptimizer(SwappedRegion):
+    """An optimizer whose step is one compiled function; the closure runs before it, eagerly."""
+
+    def __init__(
+        self,
+        region: Region,
+        gate: Gate,
+        witness: Witness,
+        *,
+        optimizer: Optimizer,
+        dynamic: bool | None,
+    ) -> None:
+        # All or nothing: a half-compiled step would meet tensors where eager wants floats.
+        super().__init__(region, gate, witness, dynamic=dynamic, fullgraph=True)
+        self._optimizer = optimizer
+
+    def put(self, root: nn.Module) -> None:
+        """Give the optimizer a ``step`` of its own; ``take_out`` removes it."""
+        optimizer = self._optimizer
+        before = vars(optimizer).get("step")
+        eager = optimizer.step
+        vars(optimizer)["step"] = types.MethodType(self._replacement(eager), optimizer)
+
+        def undo() -> None:
+            if before is None:
+                vars(optimizer).pop("step", None)
+            else:
+                vars(optimizer)["step"] = before
+
+        self.undo_later(undo)
+
+    def _replacement(self, eager: Callable[..., Any]) -> Callable[..., Any]:
+        original = bare_step(type(self._optimizer))
+
+        rates = LearningRates(self._optimizer)
+
+        def optimizer_step(optimizer: Optimizer) -> None:
+            if not torch.compiler.is_compiling():
+                rates.as_given()  # this call was not compiled after all: eager takes floats only
+            with torch.no_grad():
+                original(optimizer)
+
+        compiled = self.compiled(optimizer_step)
+
+        def compiled_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            rates.as_tensors()
+            try:
+                self.choose(compiled, optimizer_step, optimizer)
+            finally:
+                rates.as_given()
+            return loss
+
+        with_hooks = Optimizer.profile_hook_step(compiled_step)
+
+        @functools.wraps(eager)
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+            if (
+                optimizer is not self._optimizer
+                or kwargs
+                or self.error is not None
+                or not self._gate.compiled
+            ):
+                return eager(closure, **kwargs) if closure is not None else eager(**kwargs)
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers look for
+            return with_hooks(optimizer, closure)
+
+        if getattr(eager, "_wrapped_by_lr_sched", False):
+            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        return step

@@ -1,0 +1,133 @@
+"""One track per step signature: where it stands and what its steps did."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.swap.gate import Lane
+from lightning_hotcompile.watch.signature import StepSignature
+
+_UNITS_THAT_MAY_COMPILE = 3
+_MISSES_BEFORE_RECOMPILING = 3
+_MAX_RECOMPILE_EPISODES = 4
+_MAX_SETTLING_UNITS = 100
+
+
+@dataclass(kw_only=True)
+class Track:
+    """The life of one step signature in one fit."""
+
+    signature: StepSignature
+    state: State = field(default_factory=State)
+    hot: bool = False
+    steps: int = 0
+    compiled_steps: int = 0
+    settling_units: int = 0
+    looks: int = 0
+    may_compile: int = 0
+    misses: int = 0
+    recompile_episodes: int = 0
+    failure: str | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The phase this signature is in."""
+        return self.state.phase
+
+    def lane(self) -> Lane:
+        """Which way the next step of this signature goes, when something is installed.
+
+        While settling, eager and compiled units alternate. Compiling is allowed in the first few
+        compiled units (a step may have a second variant) and after repeated misses; otherwise
+        nothing that is not compiled yet may stall a step.
+        """
+        if not self.phase.uses_compiled_code:
+            return Lane.EAGER
+        if self.phase is Phase.FLIPPING:
+            return Lane.COMPILE
+        if self.phase is Phase.SETTLING and self.settling_units % 2 == 0:
+            return Lane.EAGER
+        return Lane.COMPILE if self.may_compile > 0 else Lane.REUSE
+
+    @property
+    def settling_is_over(self) -> bool:
+        """Whether enough units were interleaved, whatever could be learned from them."""
+        return self.settling_units >= _MAX_SETTLING_UNITS
+
+    def began_flip(self) -> None:
+        """Forget what an earlier flip left behind."""
+        self.compiled_steps = self.settling_units = self.misses = self.looks = 0
+        self.may_compile = _UNITS_THAT_MAY_COMPILE
+        self.failure = None
+
+    def ran(self, *, lane: Lane, compiled: bool, ends_unit: bool) -> None:
+        """Book one step: which lane it had, and whether compiled code ran."""
+        self.steps += 1
+        if self.phase is Phase.SETTLING and ends_unit:
+            self.settling_units += 1
+        if lane is Lane.EAGER:
+            return
+        self.compiled_steps += 1
+        if lane is Lane.COMPILE and ends_unit:
+            self.may_compile = max(0, self.may_compile - 1)
+        if lane is Lane.REUSE:
+            self.misses = 0 if compiled else self.misses + 1
+            if self.misses >= _MISSES_BEFORE_RECOMPILING:
+                self._allow_recompile()
+
+    def _allow_recompile(self) -> None:
+        self.misses = 0
+        self.recompile_episodes += 1
+        if self.recompile_episodes > _MAX_RECOMPILE_EPISODES:
+            self.failure = (
+                f"compiled code did not fit its own step signature {_MAX_RECOMPILE_EPISODES} times over "
+                "(something that changes from step to step is a constant of the graph)"
+            )
+        else:
+            self.may_compile = _UNITS_THAT_MAY_COMPILE
+
+
+class TrackBook:
+    """The tracks of one fit, by signature; bounded, the one seen longest ago goes first.
+
+    A track that ever used compiled code is kept.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._tracks: OrderedDict[StepSignature, Track] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Track]:
+        return iter(self._tracks.values())
+
+    def of(self, signature: StepSignature) -> Track:
+        """The track of a signature, a new one if it was never seen."""
+        track = self._tracks.get(signature)
+        if track is None:
+            track = self._tracks[signature] = Track(signature=signature)
+            self._make_room()
+        else:
+            self._tracks.move_to_end(signature)
+        return track
+
+    def _make_room(self) -> None:
+        if len(self._tracks) <= self._limit:
+            return
+        idle = next((s for s, t in self._tracks.items() if not t.state.flips), None)
+        if idle is not None:
+            del self._tracks[idle]
+
+    def main(self) -> Track | None:
+        """The track that a receipt is about: most compiled steps, then most steps."""
+        return max(self, key=lambda t: (t.state.flips > 0, t.compiled_steps, t.steps), default=None)
+
+    def flipped(self) -> int:
+        """How many signatures were ever compiled."""
+        return sum(t.state.flips > 0 for t in self)
+
+    def anyone_uses_compiled_code(self) -> bool:
+        """Whether the installation is still needed."""
+        return any(t.phase.uses_compiled_code for t in self)

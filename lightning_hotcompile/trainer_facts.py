@@ -1,0 +1,82 @@
+"""What the Trainer knows that a decision needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+_STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
+
+
+def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
+    """Training batches that are left in this fit, ``None`` if nothing limits them.
+
+    The smallest of what ``max_steps``, ``max_epochs`` and ``max_time`` (at ``step_s`` seconds a
+    step) allow.
+    """
+    limits: list[float] = []
+    if trainer.max_steps is not None and trainer.max_steps >= 0:
+        limits.append((trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches)
+    per_epoch = trainer.num_training_batches
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0 and math.isfinite(per_epoch):
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        limits.append((trainer.max_epochs - trainer.current_epoch) * per_epoch - done)
+    seconds = _seconds_left(trainer)
+    if seconds is not None and step_s:
+        limits.append(seconds / step_s)
+    return max(0, int(min(limits))) if limits else None
+
+
+def _seconds_left(trainer: Trainer) -> float | None:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        remaining = getattr(callback, "time_remaining", None)
+        if callable(remaining):
+            seconds = remaining()
+            return None if seconds is None else float(seconds)
+    return None
+
+
+def ends_unit(trainer: Trainer) -> bool:
+    """Whether the optimizer steps after the batch that is about to run or has just run."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def why_not_supported(trainer: Trainer, module: LightningModule) -> str | None:
+    """Why nothing can be compiled in this run, or ``None``."""
+    strategy = type(trainer.strategy)
+    names = {kind.__name__ for kind in strategy.__mro__}
+    owner = next((name for name in _STRATEGIES_THAT_OWN_THE_STEP if name in names), None)
+    if owner is not None:
+        return f"{owner} runs the step in an engine of its own, which this callback does not change"
+    if getattr(module, "_compiler_ctx", None) is not None:
+        return "the LightningModule was compiled by the user already (torch.compile(model)); leave that away"
+    if module._compiled_call_impl is not None:
+        return "the LightningModule was compiled by the user already (model.compile()); leave that away"
+    return None
+
+
+def device_type(module: LightningModule) -> str:
+    """``cpu``, ``cuda`` or another: where the model is."""
+    return str(module.device.type)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a receipt has to name."""
+    import platform
+
+    import lightning
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+    }
+
+
+def accumulation(trainer: Trainer) -> int:
+    """Batches per optimizer step."""
+    value: Any = trainer.accumulate_grad_batches
+    return int(value)

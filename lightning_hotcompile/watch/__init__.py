@@ -1,0 +1,1 @@
+"""What step is this, and how long did it take? Plain PyTorch."""

@@ -1,0 +1,155 @@
+"""How long each step took, without ever waiting for the accelerator."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+MAX_PENDING = 64
+
+
+class TimingEvent(Protocol):
+    """What the clock needs of an accelerator's event; ``torch.cuda.Event`` has it."""
+
+    def record(self) -> Any:
+        """Mark this moment on the current stream."""
+
+    def query(self) -> bool:
+        """Whether the accelerator has passed the mark."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from this mark to the other one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """One finished step."""
+
+    tag: Hashable
+    """What the caller gave to ``start``, for example which kind of step it was."""
+
+    seconds: float
+    """From ``start`` to ``stop``, on the accelerator's own clock where there is one."""
+
+    wait_seconds: float
+    """Host time from the end of the step before to this one's start (data loading); 0.0 for the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pending:
+    tag: Hashable
+    wait_seconds: float
+    begin: TimingEvent
+    end: TimingEvent
+
+    def is_done(self) -> bool:
+        # Both are asked: the step may have ended on another stream than the one it began on.
+        return self.begin.query() and self.end.query()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    tag: Hashable
+    wait_seconds: float
+    at: float
+    event: TimingEvent | None
+
+
+def _default_make_event(device_type: str) -> Callable[[], TimingEvent] | None:
+    """The device's own events; ``None`` on the CPU and where there are none: then the host's clock counts."""
+    if device_type == "cpu":
+        return None
+    event_class = getattr(getattr(torch, device_type, None), "Event", None)
+    return None if event_class is None else lambda: event_class(enable_timing=True)
+
+
+class StepClock:
+    """Times steps: with the host's clock on the CPU, with pairs of events on an accelerator.
+
+    Events are resolved when the accelerator has passed them, by asking and never by waiting, so that
+    the clock adds no synchronization to the loop. At most ``MAX_PENDING`` steps wait for that; beyond it
+    the oldest is given up and counted in ``dropped``.
+
+    Args:
+        device_type: ``"cpu"``, ``"cuda"`` or another type that torch knows.
+        now: the host's clock, in seconds.
+        make_event: gives a new event with timing; by default the device's own.
+
+    Example:
+        >>> ticks = iter([0.0, 2.0])
+        >>> clock = StepClock(now=lambda: next(ticks))
+        >>> clock.start("eager"); clock.stop()
+        >>> clock.drain()
+        [StepTime(tag='eager', seconds=2.0, wait_seconds=0.0)]
+    """
+
+    def __init__(
+        self,
+        device_type: str = "cpu",
+        now: Callable[[], float] = time.perf_counter,
+        make_event: Callable[[], TimingEvent] | None = None,
+    ) -> None:
+        self._now = now
+        self._make_event = make_event if make_event is not None else _default_make_event(device_type)
+        self._finished: deque[StepTime] = deque(maxlen=MAX_PENDING)
+        self._pending: deque[_Pending] = deque()
+        self._started: _Started | None = None
+        self._stopped_at: float | None = None
+        self.dropped = 0
+        """Steps whose time was given up: nobody drained them, or the accelerator lagged too far behind."""
+
+    def start(self, tag: Hashable) -> None:
+        """Begin a step. One that was begun and never stopped is forgotten."""
+        event = self._make_event() if self._make_event is not None else None
+        at = self._now()
+        wait = 0.0 if self._stopped_at is None else at - self._stopped_at
+        if event is not None:
+            event.record()
+        self._started = _Started(tag=tag, wait_seconds=wait, at=at, event=event)
+
+    def stop(self) -> None:
+        """End the step that was begun; without one, nothing happens."""
+        started, self._started = self._started, None
+        if started is None:
+            return
+        if started.event is None or self._make_event is None:
+            self._stopped_at = self._now()
+            seconds = self._stopped_at - started.at
+            self._keep(StepTime(tag=started.tag, seconds=seconds, wait_seconds=started.wait_seconds))
+            return
+        end = self._make_event()
+        end.record()
+        self._stopped_at = self._now()
+        self._pending.append(
+            _Pending(tag=started.tag, wait_seconds=started.wait_seconds, begin=started.event, end=end)
+        )
+        if len(self._pending) > MAX_PENDING:
+            self._pending.popleft()
+            self.dropped += 1
+
+    def _keep(self, step: StepTime) -> None:
+        self.dropped += len(self._finished) == MAX_PENDING
+        self._finished.append(step)
+
+    def abandon(self) -> None:
+        """Forget the step that was begun, after an exception in it. The next one has no waiting time."""
+        self._started = None
+        self._stopped_at = None
+
+    def drain(self) -> list[StepTime]:
+        """The steps that have finished since the last call, oldest first, each once.
+
+        A step that the accelerator has not passed yet stays for a later call, and so do those after it.
+        """
+        while self._pending and self._pending[0].is_done():
+            step = self._pending.popleft()
+            seconds = step.begin.elapsed_time(step.end) / 1e3
+            self._keep(StepTime(tag=step.tag, seconds=seconds, wait_seconds=step.wait_seconds))
+        steps = list(self._finished)
+        self._finished.clear()
+        return steps

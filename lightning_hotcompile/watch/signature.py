@@ -1,0 +1,209 @@
+"""What kind of step is this: the batch's shapes and the model's state as one comparable value."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Hashable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_TRAINING = attrgetter("training")
+_REQUIRES_GRAD = attrgetter("requires_grad")
+_VALUE_TYPES = (bool, int, str)
+_VARIED_TOO_OFTEN = 3
+_FLAT_TYPES = (int, float, complex, str, bytes, bool, type(None))
+
+
+class StepSignature(NamedTuple):
+    """Two steps with equal signatures run the same code on tensors of the same shapes.
+
+    Equality and hash are those of the tuple, so a comparison costs under a microsecond.
+    ``digest`` is for people and files: the same in every process.
+    """
+
+    stage: str
+    batch: Hashable
+    values: tuple[Hashable, ...]
+    training: Hashable
+    requires_grad: Hashable
+    grad_mode: str
+    autocast: tuple[Hashable, ...]
+    precision: str
+    fp8: Hashable
+    optimizer: int
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that name this signature in logs and files."""
+        return hashlib.blake2b(repr(tuple(self)).encode(), digest_size=6).hexdigest()
+
+
+def describe(value: Any, values: list[Hashable]) -> Hashable:
+    """The structure of a batch: shape, dtype, device, strides and ``requires_grad`` of each tensor.
+
+    Bools, ints and strings are appended to ``values``; of anything else only the type counts.
+    """
+    if isinstance(value, Tensor):
+        return _describe_tensor(value)
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *[describe(item, values) for item in value])
+    if isinstance(value, Mapping):
+        return (type(value).__name__, *[(str(key), describe(item, values)) for key, item in value.items()])
+    if isinstance(value, _FLAT_TYPES):
+        if isinstance(value, _VALUE_TYPES):
+            values.append(value)
+        return type(value).__name__
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        members = [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+        return (type(value).__name__, *[(name, describe(item, values)) for name, item in members])
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _describe_tensor(tensor: Tensor) -> Hashable:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return ("Tensor", str(tensor.layout), tensor.dtype, tensor.device, tensor.requires_grad)
+    strides = "contiguous" if tensor.is_contiguous() else tensor.stride()
+    return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides)
+
+
+def _flags(flags: Iterator[bool]) -> Hashable:
+    """Many booleans as one cheap value; anything odd as a tuple."""
+    collected = tuple(flags)
+    try:
+        return bytes(collected)
+    except (TypeError, ValueError):
+        return collected
+
+
+class SignatureReader:
+    """Reads the signature of each step of one model.
+
+    Ints and strings in a batch count as part of its signature until they were seen to change
+    three times while everything else stayed the same (file names, lengths, indices): from then
+    on only their types count.
+
+    Args:
+        module: the model whose ``training`` and ``requires_grad`` flags are part of the signature.
+        precision: a name for the numeric precision of the whole run, for example ``"bf16-mixed"``.
+    """
+
+    def __init__(self, module: nn.Module, precision: str = "") -> None:
+        self._module = module
+        self._precision = precision
+        self._last: tuple[Hashable, tuple[Hashable, ...]] | None = None
+        self._varied = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again which modules and parameters there are."""
+        self._modules = tuple(self._module.modules())
+        self._parameters = tuple(self._module.parameters())
+        devices = {p.device.type for p in self._parameters} | {"cpu"}
+        self._device_types = tuple(sorted(d for d in devices if d in ("cpu", "cuda", "mps", "xpu")))
+
+    def read(
+        self, batch: Any, *, stage: str = "train", fp8: Hashable = None, optimizer: int = 0
+    ) -> StepSignature:
+        """The signature of the step that is about to run on ``batch``."""
+        found: list[Hashable] = []
+        structure = describe(batch, found)
+        return StepSignature(
+            stage=stage,
+            batch=structure,
+            values=self._stable_values(structure, tuple(found)),
+            training=_flags(map(_TRAINING, self._modules)),
+            requires_grad=_flags(map(_REQUIRES_GRAD, self._parameters)),
+            grad_mode=_grad_mode(),
+            autocast=tuple(map(_autocast_state, self._device_types)),
+            precision=self._precision,
+            fp8=fp8,
+            optimizer=optimizer,
+        )
+
+    def _stable_values(self, structure: Hashable, values: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+        if self._varied >= _VARIED_TOO_OFTEN or not values:
+            return ()
+        now = (structure, values)
+        if self._last is not None and now != self._last and structure == self._last[0]:
+            self._varied += 1
+        self._last = now
+        return values
+
+
+def _grad_mode() -> str:
+    if torch.is_inference_mode_enabled():
+        return "inference"
+    return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def _autocast_state(device_type: str) -> Hashable:
+    if not torch.is_autocast_enabled(device_type):
+        return (device_type, False)
+    return (device_type, True, torch.get_autocast_dtype(device_type))
+
+
+def diff(old: StepSignature, new: StepSignature) -> list[str]:
+    """What changed from ``old`` to ``new``, one line for each difference.
+
+    >>> diff(a, b)  # doctest: +SKIP
+    ["batch.0: shape (8, 64) -> (3, 64)"]
+    """
+    lines = list(_diff_structure("batch", old.batch, new.batch))
+    if old.values != new.values:
+        lines.append(f"values in the batch: {old.values} -> {new.values}")
+    for name, what in (("training", "train/eval switch"), ("requires_grad", "requires_grad switch")):
+        lines += _diff_flags(what, getattr(old, name), getattr(new, name))
+    for name in ("stage", "grad_mode", "autocast", "precision", "fp8", "optimizer"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            lines.append(f"{name}: {before} -> {after}")
+    return lines
+
+
+def _diff_flags(what: str, old: Any, new: Any) -> list[str]:
+    if old == new:
+        return []
+    if len(old) != len(new):
+        return [f"{what}: {len(old)} entries -> {len(new)}"]
+    return [f"{what} of {sum(a != b for a, b in zip(old, new, strict=True))} of {len(new)}"]
+
+
+_TENSOR_FACTS = ("shape", "dtype", "device", "requires_grad", "strides")
+
+
+def _diff_structure(path: str, old: Any, new: Any) -> Iterator[str]:
+    if old == new:
+        return
+    if not (isinstance(old, tuple) and isinstance(new, tuple)) or old[:1] != new[:1] or len(old) != len(new):
+        yield f"{path}: {_short(old)} -> {_short(new)}"
+    elif old[0] == "Tensor":
+        for name, before, after in zip(_TENSOR_FACTS, old[1:], new[1:], strict=False):
+            if before != after:
+                yield f"{path}: {name} {_plain(before)} -> {_plain(after)}"
+    else:
+        for index, (before, after) in enumerate(zip(old[1:], new[1:], strict=True)):
+            if _is_named(before) and _is_named(after) and before[0] == after[0]:
+                yield from _diff_structure(f"{path}.{before[0]}", before[1], after[1])
+            else:
+                yield from _diff_structure(f"{path}.{index}", before, after)
+
+
+def _is_named(item: Any) -> bool:
+    """Whether this is a (key, description) pair of a mapping or dataclass, not a description itself."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and item[0] != "Tensor"
+
+
+def _plain(fact: Any) -> str:
+    return str(tuple(fact)) if isinstance(fact, (tuple, torch.Size)) else str(fact)
+
+
+def _short(description: Any) -> str:
+    if isinstance(description, tuple) and description and description[0] == "Tensor":
+        return f"Tensor{_plain(description[1])}"
+    if isinstance(description, tuple) and description:
+        return f"{description[0]} of {len(description) - 1}"
+    return str(description)

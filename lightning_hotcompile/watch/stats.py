@@ -1,0 +1,162 @@
+"""Spread-aware summaries of step times, and the ratio of two kinds of step measured in pairs."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from lightning_hotcompile.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Median and quartiles of some samples, in the samples' own unit."""
+
+    n: int
+    median: float
+    q1: float
+    q3: float
+
+    @property
+    def iqr(self) -> float:
+        """Distance between the quartiles: the spread of the middle half."""
+        return self.q3 - self.q1
+
+
+def _quantile(ordered: Sequence[float], fraction: float) -> float:
+    """Linear interpolation between the two nearest order statistics (numpy's default rule)."""
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def summarize(samples: Iterable[float]) -> Summary:
+    """Median and quartiles of the samples, each by linear interpolation.
+
+    Raises:
+        ValueError: there are no samples, or one of them is not a finite number.
+    """
+    ordered = sorted(samples)
+    if not ordered:
+        raise ValueError("no samples to summarize: give at least one.")
+    # NaN sorts anywhere, so that each sample has to be looked at, not only the ends.
+    for value in ordered:
+        if not math.isfinite(value):
+            raise ValueError(f"sample {value!r} is not a finite number: leave it out.")
+    q1, median, q3 = (_quantile(ordered, fraction) for fraction in (0.25, 0.5, 0.75))
+    return Summary(n=len(ordered), median=median, q1=q1, q3=q3)
+
+
+class Window:
+    """The last ``size`` samples.
+
+    Raises:
+        ConfigError: the size is not a whole number of 1 or more.
+    """
+
+    def __init__(self, size: int) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigError(f"size={size!r} is not allowed: give a whole number of 1 or more.")
+        self._samples: deque[float] = deque(maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The samples, oldest first."""
+        return tuple(self._samples)
+
+    def add(self, x: float) -> None:
+        """Take in one sample; the oldest goes when the window is full."""
+        self._samples.append(x)
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self._samples.clear()
+
+    def summary(self) -> Summary | None:
+        """Median and quartiles of what is in the window; ``None`` while it is empty."""
+        return summarize(self._samples) if self._samples else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Eager time / compiled time with its confidence interval: above 1 the compiled step is faster."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    confidence: float
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, or ``no difference`` when the interval contains 1."""
+        if self.low > 1:
+            return "faster"
+        return "slower" if self.high < 1 else "no difference"
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+def _sign_interval_rank(n: int, confidence: float) -> int:
+    """Largest ``k`` for which the k-th smallest and k-th largest of ``n`` hold the median at this confidence.
+
+    The number of samples below the true median is binomial(n, 1/2) whatever their distribution, so
+    the interval misses with probability ``2 P(B <= k - 1)``. Counted in whole numbers: exact for any ``n``.
+    0 when even the extremes do not reach the confidence.
+    """
+    allowed = (1 - Fraction(str(confidence))) * 2**n / 2
+    rank, term, missed = 0, 1, 1
+    while rank < n // 2 and missed <= allowed:
+        rank += 1
+        term = term * (n - rank + 1) // rank
+        missed += term
+    return rank
+
+
+def paired_ratio(eager: Sequence[float], compiled: Sequence[float], confidence: float = 0.95) -> Ratio | None:
+    """Median of eager time / compiled time over pairs of neighbouring steps.
+
+    Pairing takes slow drift of the machine (clock speed, other jobs) out of the comparison: both steps
+    of a pair see the same of it. The interval is that of the sign test, so it assumes nothing
+    about how step times are distributed. Pairs in which a time is not a positive finite number are left out.
+
+    Args:
+        eager: seconds of the eager steps; the i-th belongs to the i-th of ``compiled``.
+        compiled: seconds of the compiled steps, as many.
+        confidence: probability with which the interval holds the true median ratio, between 0 and 1.
+
+    Returns:
+        The ratio, or ``None`` when the pairs are too few for this confidence (fewer than 6 at 0.95).
+
+    Raises:
+        ValueError: the two series differ in length, or the confidence is not between 0 and 1.
+
+    Example:
+        >>> str(paired_ratio([3.0] * 6, [2.0] * 6))
+        '1.50x [1.50, 1.50]'
+    """
+    if len(eager) != len(compiled):
+        raise ValueError(f"{len(eager)} eager and {len(compiled)} compiled times: give them in pairs.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence!r} is not allowed: give a number between 0 and 1.")
+    pairs = [(e, c) for e, c in zip(eager, compiled, strict=True) if _is_time(e) and _is_time(c)]
+    ratios = sorted(e / c for e, c in pairs)
+    n = len(ratios)
+    rank = _sign_interval_rank(n, confidence)
+    if rank == 0:
+        return None
+    return Ratio(
+        value=_quantile(ratios, 0.5), low=ratios[rank - 1], high=ratios[n - rank], n=n, confidence=confidence
+    )
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_hotcompile.watch.clock import MAX_PENDING, StepClock, StepTime
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class FakeDevice:
+    """Its events are passed when ``passed`` says so; asking too early is an error, as on a real device."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 0.0
+        self.made = 0
+        self.passed = 0
+
+    def event(self) -> FakeEvent:
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.at: float | None = None
+
+    def record(self) -> None:
+        self.device.made += 1
+        self.order = self.device.made
+        self.at = self.device.milliseconds
+
+    def query(self) -> bool:
+        return self.order <= self.device.passed
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.query()
+        assert end.query()
+        return end.at - self.at
+
+
+@pytest.fixture
+def now():
+    return FakeTime()
+
+
+@pytest.fixture
+def device():
+    return FakeDevice()
+
+
+def host_step(clock, now, tag, seconds, wait=0.0):
+    now.seconds += wait
+    clock.start(tag)
+    now.seconds += seconds
+    clock.stop()
+
+
+def device_step(clock, device, tag, milliseconds):
+    clock.start(tag)
+    device.milliseconds += milliseconds
+    clock.stop()
+
+
+def test_host_clock_measures_steps_and_waits(now):
+    clock = StepClock(now=now)
+    host_step(clock, now, "a", 2.0)
+    host_step(clock, now, "b", 3.0, wait=0.5)
+    assert clock.drain() == [
+        StepTime(tag="a", seconds=2.0, wait_seconds=0.0),
+        StepTime(tag="b", seconds=3.0, wait_seconds=0.5),
+    ]
+    assert clock.drain() == []
+
+
+def test_abandoned_step_leaves_no_time_and_no_wait(now):
+    clock = StepClock(now=now)
+    host_step(clock, now, "a", 1.0)
+    clock.start("broken")
+    now.seconds += 50
+    clock.abandon()
+    clock.stop()
+    now.seconds += 7
+    host_step(clock, now, "b", 1.0)
+    assert [(s.tag, s.wait_seconds) for s in clock.drain()] == [("a", 0.0), ("b", 0.0)]
+
+
+def test_start_forgets_a_step_that_was_never_stopped(now):
+    clock = StepClock(now=now)
+    clock.start("lost")
+    now.seconds += 9
+    host_step(clock, now, "kept", 1.0)
+    assert clock.drain() == [StepTime(tag="kept", seconds=1.0, wait_seconds=0.0)]
+
+
+def test_stop_without_start_does_nothing(now):
+    clock = StepClock(now=now)
+    clock.stop()
+    assert clock.drain() == []
+
+
+def test_device_steps_come_when_the_device_has_passed_them_and_in_order(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    device_step(clock, device, "a", 2.0)
+    device_step(clock, device, "b", 4.0)
+    assert clock.drain() == []
+    device.passed = 1  # the first step began, but has not ended
+    assert clock.drain() == []
+    device.passed = 3
+    assert clock.drain() == [StepTime(tag="a", seconds=0.002, wait_seconds=0.0)]
+    device.passed = 4
+    assert clock.drain() == [StepTime(tag="b", seconds=0.004, wait_seconds=0.0)]
+
+
+def test_an_end_on_another_stream_does_not_count_before_the_begin(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    device_step(clock, device, "a", 2.0)
+    pending = clock._pending[0]
+    device.passed = 2
+    pending.begin.order = 3
+    assert clock.drain() == []
+
+
+def test_wait_on_a_device_is_host_time(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    device_step(clock, device, "a", 1.0)
+    now.seconds += 0.25
+    device_step(clock, device, "b", 1.0)
+    device.passed = device.made
+    assert [step.wait_seconds for step in clock.drain()] == [0.0, 0.25]
+
+
+def test_pending_steps_are_bounded(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    for i in range(MAX_PENDING + 5):
+        device_step(clock, device, i, 1.0)
+    device.passed = device.made
+    steps = clock.drain()
+    assert [step.tag for step in steps] == list(range(5, MAX_PENDING + 5))
+    assert clock.dropped == 5
+
+
+def test_finished_steps_are_bounded_when_nobody_drains(now):
+    clock = StepClock(now=now)
+    for i in range(MAX_PENDING + 3):
+        host_step(clock, now, i, 1.0)
+    assert len(clock.drain()) == MAX_PENDING
+    assert clock.dropped == 3
+
+
+def test_abandon_keeps_what_already_ended(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    device_step(clock, device, "a", 1.0)
+    clock.start("broken")
+    clock.abandon()
+    device.passed = device.made
+    assert [step.tag for step in clock.drain()] == ["a"]
+
+
+def test_a_device_without_events_is_timed_by_the_host(now):
+    clock = StepClock("meta", now=now)
+    host_step(clock, now, "a", 1.0)
+    assert clock.drain() == [StepTime(tag="a", seconds=1.0, wait_seconds=0.0)]
