@@ -91,7 +91,7 @@ class HotCompileConfig:
     """Compile the optimizer's step too; ``"auto"`` decides by scope and optimizer."""
 
     max_flips: int = 3
-    """How often a signature may be compiled again after it was taken back."""
+    """How often a signature may be compiled, the attempts after it was taken back included."""
 
     max_signatures: int = 4
     """How many step signatures may be compiled in one run."""

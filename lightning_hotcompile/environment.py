@@ -52,7 +52,7 @@ def callbacks_from_environment() -> list[Callback]:
 
     debug = os.environ.get("HOTCOMPILE_DEBUG", "") not in ("", "0")
     if debug:
-        logging.getLogger("lightning_hotcompile").setLevel(logging.DEBUG)
+        _show_debug_messages()
     callback = HotCompile(
         threshold=_threshold(),
         cost_gate=value == "auto",
@@ -63,11 +63,15 @@ def callbacks_from_environment() -> list[Callback]:
     return [callback]
 
 
+def _show_debug_messages() -> None:
+    logger = logging.getLogger("lightning_hotcompile")
+    logger.setLevel(logging.DEBUG)
+    if not logger.hasHandlers():  # Python's last resort shows warnings only
+        logger.addHandler(logging.StreamHandler())
+
+
 def _threshold() -> int:
-    text = os.environ.get("HOTCOMPILE_THRESHOLD", "10")
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(
-            f"HOTCOMPILE_THRESHOLD={text!r} is not allowed: give a whole number of 0 or more."
-        ) from None
+    text = os.environ.get("HOTCOMPILE_THRESHOLD", "").strip() or "10"
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"HOTCOMPILE_THRESHOLD={text!r} is not allowed: give a whole number of 0 or more.")
+    return int(text)

@@ -1,4 +1,4 @@
-"""Before the first step: can this run be compiled at all, and what is the plan?"""
+"""What is settled before the first step: whether this run can be compiled at all, and the plan."""
 
 from __future__ import annotations
 

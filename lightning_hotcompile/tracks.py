@@ -59,7 +59,7 @@ class Track:
 
     def began_flip(self) -> None:
         """Forget what an earlier flip left behind."""
-        self.compiled_steps = self.settling_units = self.misses = self.looks = 0
+        self.compiled_steps = self.settling_units = self.misses = self.looks = self.recompile_episodes = 0
         self.may_compile = _UNITS_THAT_MAY_COMPILE
         self.failure = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from torch import nn
 
 MIN_PARAMETERS = 512
 """A subtree that does not repeat and has fewer parameters is too small to be a region of its own."""
+
+# A setting that is an object of its own may print its address, which differs between equal blocks.
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +45,21 @@ def structure_of(module: nn.Module) -> str:
     parameters and buffers; never their values. Equal in every process.
     """
     parts = [
-        (name, type(m).__module__, type(m).__qualname__, "" if list(m.children()) else m.extra_repr())
+        (name, type(m).__module__, type(m).__qualname__, "" if list(m.children()) else _settings(m))
         for name, m in module.named_modules()
     ]
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    shapes = [(name, tuple(getattr(t, "shape", ())), str(t.dtype)) for name, t in tensors]
+    shapes = [(name, _shape(t), str(t.dtype)) for name, t in tensors]
     return hashlib.blake2b(repr((parts, shapes)).encode(), digest_size=8).hexdigest()
+
+
+def _settings(module: nn.Module) -> str:
+    return _ADDRESS.sub("", module.extra_repr())
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """``None`` for a parameter that gets its shape at the first call."""
+    return None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
 
 
 def has_forward(module: nn.Module) -> bool:
@@ -68,6 +81,11 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if not nn.parameter.is_lazy(p))
 
 
+def modules_inside(root: nn.Module, names: Collection[str]) -> frozenset[int]:
+    """The ``id`` of each named module and of all that hangs below it."""
+    return frozenset(id(m) for name in names for m in root.get_submodule(name).modules())
+
+
 def find_regions(
     root: nn.Module, islands: Collection[str] = (), min_parameters: int = MIN_PARAMETERS
 ) -> tuple[tuple[Block, ...], tuple[LeftEager, ...]]:
@@ -86,10 +104,11 @@ def find_regions(
 class _Search:
     def __init__(self, root: nn.Module, islands: frozenset[str], min_parameters: int) -> None:
         self._root = root
-        self._islands = islands
+        self._eager = modules_inside(root, islands)
         self._min_parameters = min_parameters
+        # By identity, not by name: a module may hang in two places.
         self._structures = {
-            name: structure_of(m) for name, m in root.named_modules() if name and list(m.children())
+            id(m): structure_of(m) for m in root.modules() if m is not root and list(m.children())
         }
         self._times = Counter(self._structures.values())
         self._blocks: list[Block] = []
@@ -97,12 +116,13 @@ class _Search:
         self._seen: set[int] = set()
 
     def run(self) -> tuple[tuple[Block, ...], tuple[LeftEager, ...]]:
-        for name, child in self._root.named_children():
-            self._visit(name, child)
+        if id(self._root) not in self._eager:
+            for name, child in self._root.named_children():
+                self._visit(name, child)
         return tuple(self._blocks), tuple(self._left)
 
     def _visit(self, name: str, module: nn.Module) -> None:
-        if name in self._islands or id(module) in self._seen:
+        if id(module) in self._eager or id(module) in self._seen:
             return
         self._seen.add(id(module))  # a module that hangs in two places is one region
         reason = why_not_compiled(module)
@@ -110,28 +130,29 @@ class _Search:
             self._leave(name, module, reason)
         elif not list(module.children()):
             self._leave(name, module, "too small: a single operation gains nothing by itself")
-        elif self._is_block(name, module):
+        elif self._is_block(module):
             self._take(name, module)
         else:
             for child_name, child in module.named_children():
                 self._visit(f"{name}.{child_name}", child)
 
-    def _is_block(self, name: str, module: nn.Module) -> bool:
+    def _is_block(self, module: nn.Module) -> bool:
         if not has_forward(module):
             return False
-        inner_repeats = any(self._times[self._structures[n]] > 1 for n in self._inside(name))
-        holds_islands = any(island.startswith(name + ".") for island in self._islands)
-        if self._times[self._structures[name]] > 1:
+        inner_repeats = any(self._times[structure] > 1 for structure in self._inside(module))
+        holds_islands = any(id(m) in self._eager for m in module.modules())
+        if self._times[self._structures[id(module)]] > 1:
             return not (inner_repeats and holds_islands)
         if inner_repeats:
             return False
         return count_parameters(module) >= self._min_parameters
 
-    def _inside(self, name: str) -> Iterator[str]:
-        return (other for other in self._structures if other.startswith(name + "."))
+    def _inside(self, module: nn.Module) -> Iterator[str]:
+        inside = (id(m) for m in module.modules() if m is not module)
+        return (self._structures[i] for i in inside if i in self._structures)
 
     def _take(self, name: str, module: nn.Module) -> None:
-        structure = self._structures[name]
+        structure = self._structures[id(module)]
         self._blocks.append(
             Block(
                 name=name,

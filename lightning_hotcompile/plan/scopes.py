@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from lightning_hotcompile.plan.regions import (
     count_parameters,
     find_regions,
     has_forward,
+    modules_inside,
     structure_of,
     why_not_compiled,
 )
@@ -30,6 +31,7 @@ class Region:
 
     ``kind`` is ``step``, ``group``, ``module``, ``function`` or ``optimizer``; ``members`` are
     module names (for ``function``: ``package.module:name``; for ``optimizer``: its index).
+    ``structure`` tells modules of the same class and size apart that are built differently.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Region:
     members: tuple[str, ...]
     class_name: str
     parameters: int = 0
+    structure: str = ""
 
 
 _Built = tuple[tuple[Region, ...], tuple[LeftEager, ...]]
@@ -50,6 +53,7 @@ def _plan_step(module: nn.Module, islands: Sequence[Island], targets: Sequence[s
         members=("training_step",),
         class_name=name,
         parameters=count_parameters(module),
+        structure=structure_of(module),
     )
     return (region,), ()
 
@@ -62,16 +66,22 @@ def _plan_regions(module: nn.Module, islands: Sequence[Island], targets: Sequenc
 def _plan_module(module: nn.Module, islands: Sequence[Island], targets: Sequence[str]) -> _Built:
     if targets:
         return _plan_pattern(module, islands, targets)
-    island_names = {i.name for i in islands}
+    return _as_regions(dict(_callable_children(module)), modules_inside(module, [i.name for i in islands]))
+
+
+def _as_regions(chosen: Mapping[str, nn.Module], eager: Collection[int]) -> _Built:
+    """Regions of the chosen modules; one that hangs in two places is one region."""
     blocks, left = [], []
-    for name, child in _callable_children(module):
-        if name in island_names:
+    seen = set(eager)
+    for name, module in chosen.items():
+        if id(module) in seen:
             continue
-        reason = why_not_compiled(child)
+        seen.add(id(module))
+        reason = why_not_compiled(module)
         if reason is None:
-            blocks.append(_as_block(name, child))
+            blocks.append(_as_block(name, module))
         else:
-            left.append(LeftEager(name=name, class_name=type(child).__name__, reason=reason))
+            left.append(LeftEager(name=name, class_name=type(module).__name__, reason=reason))
     return _group(blocks), tuple(left)
 
 
@@ -85,35 +95,34 @@ def _callable_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[st
 
 
 def _plan_pattern(module: nn.Module, islands: Sequence[Island], targets: Sequence[str]) -> _Built:
-    modules = {name: m for name, m in module.named_modules() if name}
-    island_names = [i.name for i in islands]
+    functions = [_function_region(target) for target in targets if ":" in target]
+    named = {name: m for name, m in module.named_modules(remove_duplicate=False) if name}
     chosen: dict[str, nn.Module] = {}
-    functions = []
     for target in targets:
-        if ":" in target:
-            functions.append(_function_region(target))
-            continue
-        matches = [n for n in modules if fnmatch.fnmatchcase(n, target)]
-        if not matches:
-            raise TargetError(
-                f"targets={target!r} matches no module of {type(module).__name__}"
-                f"{near_names(target, modules)}. Known names begin with: {', '.join(list(modules)[:5])}."
-            )
-        chosen.update((n, modules[n]) for n in matches if has_forward(modules[n]))
-    eager = {n for n in chosen for i in island_names if n == i or n.startswith(i + ".")}
-    topmost = [
-        n
-        for n in modules
-        if n in chosen and n not in eager and not any(n.startswith(o + ".") for o in chosen)
-    ]
-    refused = [
-        LeftEager(name=n, class_name=type(modules[n]).__name__, reason=r)
-        for n in topmost
-        if (r := why_not_compiled(modules[n])) is not None
-    ]
-    gone = {r.name for r in refused}
-    blocks = [_as_block(n, modules[n]) for n in topmost if n not in gone]
-    return (*_group(blocks), *functions), tuple(refused)
+        if ":" not in target:
+            chosen.update(_matching(type(module).__name__, named, target))
+    topmost = {n: named[n] for n in named if n in chosen and not any(n.startswith(o + ".") for o in chosen)}
+    groups, left = _as_regions(topmost, modules_inside(module, [i.name for i in islands]))
+    return (*groups, *functions), left
+
+
+def _matching(owner: str, named: Mapping[str, nn.Module], target: str) -> dict[str, nn.Module]:
+    """The modules that a glob names; in place of a container that cannot be called, what it holds."""
+    matches = [n for n in named if fnmatch.fnmatchcase(n, target)]
+    if not matches:
+        raise TargetError(
+            f"targets={target!r} matches no module of {owner}"
+            f"{near_names(target, named)}. Known names begin with: {', '.join(list(named)[:5])}."
+        )
+    found: dict[str, nn.Module] = {}
+    for name in matches:
+        match = named[name]
+        found.update([(name, match)] if has_forward(match) else _callable_children(match, f"{name}."))
+    if not found:
+        raise TargetError(
+            f"targets={target!r} matches only {', '.join(matches[:3])}: nothing that can be called."
+        )
+    return found
 
 
 def _as_block(name: str, module: nn.Module) -> Block:
@@ -133,6 +142,7 @@ def _single(block: Block) -> Region:
         members=(block.name,),
         class_name=block.class_name,
         parameters=block.parameters,
+        structure=block.structure,
     )
 
 
@@ -150,6 +160,7 @@ def _group(blocks: Sequence[Block]) -> tuple[Region, ...]:
             members=tuple(b.name for b in members),
             class_name=members[0].class_name,
             parameters=members[0].parameters,
+            structure=members[0].structure,
         )
         for members in groups.values()
     )
@@ -178,13 +189,12 @@ def resolve_function(target: str) -> tuple[Any, str, Any]:
     module_name, _, path = target.partition(":")
     try:
         owner: Any = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:  # an empty or a relative name is no ImportError
         raise TargetError(f"targets={target!r}: cannot import {module_name!r} ({error}).") from error
     *parents, name = path.split(".")
     for part in parents:
         owner = _attribute(owner, part, target)
-    _attribute(owner, name, target)
-    function = inspect.getattr_static(owner, name)
+    function = inspect.getattr_static(owner, name, _attribute(owner, name, target))
     if not inspect.isfunction(function):
         raise TargetError(f"targets={target!r} is a {type(function).__name__}, not a plain function.")
     return owner, name, function

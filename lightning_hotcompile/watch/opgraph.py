@@ -15,7 +15,7 @@ with it the digest, can then differ from step to step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -155,14 +155,13 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tokens = [func]
         self._read(args, tokens)
         if kwargs:
-            for name, value in kwargs.items():
-                tokens.append(name)
-                self._read((value,), tokens)
+            tokens.extend(kwargs)
+            self._read(kwargs.values(), tokens)
         # Before the call: should the operation raise, what its inputs introduced is still in the trace.
         self._trace.append(tokens)
         return tokens
 
-    def _read(self, values: Sequence[Any], tokens: list[Any]) -> None:
+    def _read(self, values: Iterable[Any], tokens: list[Any]) -> None:
         add, has_views = tokens.append, self._seen.has_views.get
         for value in values:
             kind = value.__class__

@@ -42,6 +42,13 @@ class StepSignature(NamedTuple):
         return hashlib.blake2b(repr(tuple(self)).encode(), digest_size=6).hexdigest()
 
 
+class _Member(NamedTuple):
+    """A named part of a batch: an entry of a mapping, a field of a dataclass."""
+
+    name: str
+    described: Hashable
+
+
 def describe(value: Any, values: list[Hashable]) -> Hashable:
     """The structure of a batch: shape, dtype, device, strides and ``requires_grad`` of each tensor.
 
@@ -52,20 +59,23 @@ def describe(value: Any, values: list[Hashable]) -> Hashable:
     if isinstance(value, (tuple, list)):
         return (type(value).__name__, *[describe(item, values) for item in value])
     if isinstance(value, Mapping):
-        return (type(value).__name__, *[(str(key), describe(item, values)) for key, item in value.items()])
+        entries = [_Member(str(key), describe(item, values)) for key, item in value.items()]
+        return (type(value).__name__, *entries)
     if isinstance(value, _FLAT_TYPES):
         if isinstance(value, _VALUE_TYPES):
             values.append(value)
         return type(value).__name__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         members = [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
-        return (type(value).__name__, *[(name, describe(item, values)) for name, item in members])
+        return (type(value).__name__, *[_Member(name, describe(item, values)) for name, item in members])
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _describe_tensor(tensor: Tensor) -> Hashable:
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return ("Tensor", str(tensor.layout), tensor.dtype, tensor.device, tensor.requires_grad)
+    if tensor.is_nested:  # its sizes belong to this one tensor, not to a kind of tensors
+        return ("Tensor", "nested", tensor.dtype, tensor.device, tensor.requires_grad, str(tensor.layout))
+    if tensor.layout is not torch.strided:
+        return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, str(tensor.layout))
     strides = "contiguous" if tensor.is_contiguous() else tensor.stride()
     return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides)
 
@@ -84,7 +94,7 @@ class SignatureReader:
 
     Ints and strings in a batch count as part of its signature until they were seen to change
     three times while everything else stayed the same (file names, lengths, indices): from then
-    on only their types count.
+    on only their types count. Bools always count: they switch between two ways through a step.
 
     Args:
         module: the model whose ``training`` and ``requires_grad`` flags are part of the signature.
@@ -125,10 +135,13 @@ class SignatureReader:
         )
 
     def _stable_values(self, structure: Hashable, values: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-        if self._varied >= _VARIED_TOO_OFTEN or not values:
+        if not values:
             return ()
-        now = (structure, values)
-        if self._last is not None and now != self._last and structure == self._last[0]:
+        switches = tuple(v for v in values if isinstance(v, bool))
+        if self._varied >= _VARIED_TOO_OFTEN:
+            return switches
+        now = ((structure, switches), tuple(v for v in values if not isinstance(v, bool)))
+        if self._last is not None and now[0] == self._last[0] and now[1] != self._last[1]:
             self._varied += 1
         self._last = now
         return values
@@ -172,7 +185,7 @@ def _diff_flags(what: str, old: Any, new: Any) -> list[str]:
     return [f"{what} of {sum(a != b for a, b in zip(old, new, strict=True))} of {len(new)}"]
 
 
-_TENSOR_FACTS = ("shape", "dtype", "device", "requires_grad", "strides")
+_TENSOR_FACTS = ("shape", "dtype", "device", "requires_grad", "layout")
 
 
 def _diff_structure(path: str, old: Any, new: Any) -> Iterator[str]:
@@ -186,15 +199,12 @@ def _diff_structure(path: str, old: Any, new: Any) -> Iterator[str]:
                 yield f"{path}: {name} {_plain(before)} -> {_plain(after)}"
     else:
         for index, (before, after) in enumerate(zip(old[1:], new[1:], strict=True)):
-            if _is_named(before) and _is_named(after) and before[0] == after[0]:
-                yield from _diff_structure(f"{path}.{before[0]}", before[1], after[1])
-            else:
+            if not (isinstance(before, _Member) and isinstance(after, _Member)):
                 yield from _diff_structure(f"{path}.{index}", before, after)
-
-
-def _is_named(item: Any) -> bool:
-    """Whether this is a (key, description) pair of a mapping or dataclass, not a description itself."""
-    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and item[0] != "Tensor"
+            elif before.name != after.name:
+                yield f"{path}: {before.name!r} -> {after.name!r}"
+            else:
+                yield from _diff_structure(f"{path}.{before.name}", before.described, after.described)
 
 
 def _plain(fact: Any) -> str:
@@ -203,7 +213,7 @@ def _plain(fact: Any) -> str:
 
 def _short(description: Any) -> str:
     if isinstance(description, tuple) and description and description[0] == "Tensor":
-        return f"Tensor{_plain(description[1])}"
+        return f"Tensor {_plain(description[1])}"
     if isinstance(description, tuple) and description:
         return f"{description[0]} of {len(description) - 1}"
     return str(description)
