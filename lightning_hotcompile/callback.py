@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import plan_for, why_idle
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import EventLog, describe
@@ -20,6 +21,7 @@ from lightning_hotcompile.receipt.report import Report, headline
 from lightning_hotcompile.reporting import build_report, empty_report, scalars
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.swap.witness import first_line
+from lightning_hotcompile.trainer_facts import versions
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +124,8 @@ class HotCompile(Callback):
         self._told = 0
         reason = self._why_not_mine(trainer) or why_idle(trainer, pl_module)
         plan = None if reason else plan_for(trainer, pl_module, self.config)
+        if plan is not None and reason is None:
+            reason = self._verdict_of_resumed_run(plan)
         if plan is not None and plan.is_empty:
             reason = f"nothing to compile in {type(pl_module).__name__} (scope {plan.scope}: {plan.reason})"
         if plan is None or reason is not None:
@@ -193,6 +197,12 @@ class HotCompile(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember the verdict of the run that is resumed."""
         self._resumed = dict(state_dict)
+
+    def _verdict_of_resumed_run(self, plan: CompilePlan) -> str | None:
+        """A plan that was measured too slow or did not compile is not tried again by the same versions."""
+        then, self._resumed = self._resumed, {}
+        same = then.get("plan_digest") == plan.digest and then.get("versions") == versions()
+        return f"before the run was resumed: {then['reason']}" if same and then.get("final") else None
 
     def _may_retry(self) -> bool:
         return self._session is not None and self._session.main_state.may_retry

@@ -48,7 +48,7 @@ def callbacks_from_environment() -> list[Callback]:
     value = switch()
     if value not in ("auto", "force"):
         return []
-    from lightning_hotcompile.callback import HotCompile  # only now: importing torch's compiler is slow
+    from lightning_hotcompile.callback import HotCompile  # only now: the callback asks this module
 
     debug = os.environ.get("HOTCOMPILE_DEBUG", "") not in ("", "0")
     if debug:

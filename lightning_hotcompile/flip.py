@@ -80,7 +80,7 @@ class Flip:
         self._story.compiling(len(self.installation.plan.regions))
         self._ledger.flip_step = self._ledger.flip_step or self._ledger.steps
         self.installation.put(captures)
-        self._tell_new_graphs(again=False)
+        self._tell_new_graphs()
         self._ledger.install_s += self._now() - start
 
     def take_out(self) -> None:
@@ -95,20 +95,22 @@ class Flip:
         self._runs_before = self.installation.witness.total_runs
         self.installation.gate.open(lane)
 
-    def close(self, *, first: bool) -> tuple[bool, bool]:
+    def close(self) -> tuple[bool, bool]:
         """A step ended: whether compiled code ran in it, and whether something was compiled in it."""
         self.installation.gate.close()
         witness = self.installation.witness
         ran = witness.total_runs > self._runs_before
         new_graphs = len(witness.graphs) > self._graphs_told
         if new_graphs:
-            self._tell_new_graphs(again=not first)
+            self._tell_new_graphs()
         return ran, new_graphs
 
-    def _tell_new_graphs(self, *, again: bool) -> None:
-        graphs = self.installation.witness.graphs
-        new, self._graphs_told = graphs[self._graphs_told :], len(graphs)
-        self._story.compiled(new, again, recent_recompile_reasons() if again else ())
+    def _tell_new_graphs(self) -> None:
+        graphs, told = self.installation.witness.graphs, self._graphs_told
+        self._graphs_told = len(graphs)
+        known = {g.region for g in graphs[:told]}
+        again = any(g.region in known for g in graphs[told:])
+        self._story.compiled(graphs[told:], known, recent_recompile_reasons() if again else ())
 
     def failure(self) -> str | None:
         """Why nothing of this installation can be used any longer; single regions are taken out."""

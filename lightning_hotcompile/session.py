@@ -103,7 +103,7 @@ class Session:
         self._end_recording()
         self.steps += 1
         record.ends_unit = trainer_facts.ends_unit(self._trainer)
-        ran, new_graphs = self.flip.close(first=track.compiled_steps == 0)
+        ran, new_graphs = self.flip.close()
         record.stalled = new_graphs
         record.compiled = lane is not Lane.EAGER and ran
         record.disturbed |= new_graphs or (lane is not Lane.EAGER and not ran)

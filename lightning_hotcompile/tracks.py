@@ -107,14 +107,14 @@ class TrackBook:
         """The track of a signature, a new one if it was never seen."""
         track = self._tracks.get(signature)
         if track is None:
+            self._make_room()  # before it is added: the newest one must stay
             track = self._tracks[signature] = Track(signature=signature)
-            self._make_room()
         else:
             self._tracks.move_to_end(signature)
         return track
 
     def _make_room(self) -> None:
-        if len(self._tracks) <= self._limit:
+        if len(self._tracks) < self._limit:
             return
         idle = next((s for s, t in self._tracks.items() if not t.state.flips), None)
         if idle is not None:

@@ -71,8 +71,8 @@ def versions() -> dict[str, str]:
 
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lightning": lightning.__version__,
+        "torch": str(torch.__version__),
+        "lightning": str(lightning.__version__),
     }
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_hotcompile.errors import PlanError
 from lightning_hotcompile.plan.islands import Island, find_islands
 from lightning_hotcompile.plan.optimizers import why_not_compiled as why_not_this_optimizer
-from lightning_hotcompile.plan.regions import LeftEager, find_regions
+from lightning_hotcompile.plan.regions import LeftEager, find_regions, has_foreign_hooks
 from lightning_hotcompile.plan.scopes import BUILDERS, Region
 from lightning_hotcompile.plan.tree import render_tree
 
@@ -119,6 +119,8 @@ def choose_scope(
     outer = [i for i in islands if not i.is_metric]
     if outer:
         return "regions", f"{len(outer)} modules stay eager, which would break the step into fragments"
+    if any(has_foreign_hooks(child) for child in module.children()):
+        return "regions", "modules have hooks, which have to run as they are"
     repeated = [b for b in find_regions(module)[0] if b.repeated]
     if len(repeated) >= MANY_BLOCKS:
         return "regions", f"{len(repeated)} repeated blocks: one block compiles faster than the whole step"

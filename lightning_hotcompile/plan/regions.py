@@ -73,7 +73,23 @@ def why_not_compiled(module: nn.Module) -> str | None:
         return "is a TorchScript module"
     if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
         return "is compiled already by the user"
+    if has_foreign_hooks(module):
+        return _HAS_HOOKS
     return None
+
+
+_HAS_HOOKS = "has hooks, which would be traced into the graph"
+HAS_HOOKS = "has hooks, which have to run as they are"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether somebody registered hooks on the module or below it.
+
+    Torch's own hooks (``weight_norm``, ``spectral_norm``) are tensor code and compile well.
+    """
+    hooks = (hook for m in module.modules() for kind in _HOOKS for hook in getattr(m, kind).values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -125,12 +141,12 @@ class _Search:
         if id(module) in self._eager or id(module) in self._seen:
             return
         self._seen.add(id(module))  # a module that hangs in two places is one region
-        reason = why_not_compiled(module)
-        if reason is not None:
+        reason, children = why_not_compiled(module), list(module.children())
+        if reason is not None and not (children and reason is _HAS_HOOKS):
             self._leave(name, module, reason)
-        elif not list(module.children()):
+        elif not children:
             self._leave(name, module, "too small: a single operation gains nothing by itself")
-        elif self._is_block(module):
+        elif reason is None and self._is_block(module):
             self._take(name, module)
         else:
             for child_name, child in module.named_children():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lightning_hotcompile.receipt.event_kinds import (
     Compiled,
@@ -79,8 +79,8 @@ class Story:
         """Compiling begins."""
         self._emit(Compiling(step=self._step(), regions=regions))
 
-    def compiled(self, graphs: Sequence[Graph], again: bool, reasons: Sequence[str] = ()) -> None:
-        """Graphs went through the backend; ``again`` if that happened after the flip."""
+    def compiled(self, graphs: Sequence[Graph], known: Collection[str], reasons: Sequence[str] = ()) -> None:
+        """Graphs went through the backend; one of a region that was known before is a recompile."""
         for graph in graphs:
             if graph.error is not None:
                 continue  # told as a fallback when the region is taken out
@@ -93,10 +93,11 @@ class Story:
                     cache_hit=graph.cache_hit,
                 )
             )
-        if again and graphs:
-            self.recompiles += len(graphs)
-            reason = reasons[-1] if reasons else "another variant of the step"
-            self._emit(Recompiled(step=self._step(), region=graphs[-1].region, reason=reason))
+        for graph in graphs:
+            if graph.region in known:
+                self.recompiles += 1
+                reason = reasons[-1] if reasons else "another variant of the step"
+                self._emit(Recompiled(step=self._step(), region=graph.region, reason=reason))
 
     def fell_back(self, region: str, reason: str) -> None:
         """A region runs eagerly from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
 from torch._dynamo.utils import counters, get_compilation_metrics
 from torch.fx import GraphModule
+
+_log = logging.getLogger(__name__)
 
 CompiledFn = Callable[..., Any]
 
@@ -62,10 +65,40 @@ RestartCompile = RestartAnalysis
 
 
 @contextlib.contextmanager
-def compiling_allowed(*, suppress_errors: bool) -> Iterator[None]:
-    """A step in which new graphs may be compiled; what Dynamo cannot trace runs eagerly."""
-    with torch._dynamo.config.patch(suppress_errors=suppress_errors):
-        yield
+def compiling_allowed(
+    *, suppress_errors: bool, on_failure: Callable[[BaseException], None] = lambda error: None
+) -> Iterator[None]:
+    """A step in which new graphs may be compiled.
+
+    With ``suppress_errors`` a frame that cannot be compiled runs as the user wrote it, and ``on_failure``
+    is told in place of Dynamo's warning. Guards look at module hooks too, which Dynamo leaves out by
+    default: a hook that one of several equal blocks has would silently not run.
+    """
+    told = _FailuresTold(on_failure)
+    logger = logging.getLogger("torch._dynamo.convert_frame")
+    if suppress_errors:
+        logger.addFilter(told)
+    try:
+        with torch._dynamo.config.patch(suppress_errors=suppress_errors, skip_nnmodule_hook_guards=False):
+            yield
+    finally:
+        logger.removeFilter(told)
+
+
+class _FailuresTold(logging.Filter):
+    """Hands on the errors that Dynamo suppresses, and keeps their long warnings off the console."""
+
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+        super().__init__()
+        self._on_failure = on_failure
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if record.levelno < logging.WARNING or error is None:
+            return True
+        self._on_failure(error)
+        _log.debug("Dynamo could not compile a frame", exc_info=error)
+        return False
 
 
 def reuse_only() -> contextlib.AbstractContextManager[Any]:
@@ -134,16 +167,6 @@ def recent_recompile_reasons(limit: int = 8) -> list[str]:
     """Why the last frames were compiled again, oldest first."""
     reasons = [m.recompile_reason for m in get_compilation_metrics()[-limit:]]
     return [r.strip().splitlines()[0] for r in reasons if r]
-
-
-def recent_failures(limit: int = 8) -> list[str]:
-    """Frames that Dynamo gave up on recently, as ``function: kind: first line of the reason``."""
-    failures = []
-    for m in get_compilation_metrics()[-limit:]:
-        if m.fail_type:
-            reason = (m.fail_reason or "").strip().splitlines()
-            failures.append(f"{m.co_name}: {m.fail_type}: {reason[0] if reason else 'no reason given'}")
-    return failures
 
 
 def cache_hits() -> int:

@@ -30,6 +30,7 @@ class Gate:
 
     def __init__(self, *, suppress_errors: bool = True) -> None:
         self.suppresses_errors = suppress_errors
+        self.failures: list[BaseException] = []
         self._contexts: contextlib.ExitStack | None = None
         self.lane = Lane.EAGER
 
@@ -45,7 +46,9 @@ class Gate:
             return
         self._contexts = contextlib.ExitStack()
         if lane is Lane.COMPILE:
-            self._contexts.enter_context(compiling_allowed(suppress_errors=self.suppresses_errors))
+            self._contexts.enter_context(
+                compiling_allowed(suppress_errors=self.suppresses_errors, on_failure=self.failures.append)
+            )
         else:
             self._contexts.enter_context(reuse_only())
         self.lane = lane

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,13 +12,13 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count, recent_failures
+from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.steplog import SwappedStep
-from lightning_hotcompile.swap.warmup import Capture, has_user_hooks, warm_up
+from lightning_hotcompile.swap.warmup import Capture, warm_up
 from lightning_hotcompile.swap.witness import Witness, first_line
 
 _log = logging.getLogger(__name__)
@@ -58,9 +57,7 @@ class Installation:
         self.plan = plan
         self.gate = Gate(suppress_errors=config.on_error != "raise")
         self.timer = CompileTimer()
-        self.witness = Witness(
-            config.backend, mode=config.mode, options=config.options, on_error=config.on_error
-        )
+        self.witness = Witness(config.backend, mode=config.mode, options=config.options)
         self._root = root
         self._config = config
         self._islands = IslandGuard(root, [i.name for i in plan.islands])
@@ -83,15 +80,9 @@ class Installation:
         return kind(region, self.gate, self.witness, dynamic=dynamic, fullgraph=self._config.fullgraph)
 
     def modules_to_capture(self) -> list[tuple[str, nn.Module]]:
-        """One module of each region that can be warmed up, with the region's name.
-
-        A region with user hooks is not: the warm-up would run them once more. It compiles in the
-        next real step.
-        """
-        found = [
-            (r.name, self._root.get_submodule(r.members[0])) for r in self.plan.of_kind("group", "module")
-        ]
-        return [(name, module) for name, module in found if not has_user_hooks(module)]
+        """One module of each region that can be warmed up, with the region's name."""
+        regions = self.plan.of_kind("group", "module")
+        return [(r.name, self._root.get_submodule(r.members[0])) for r in regions]
 
     def put(self, captures: Mapping[str, Capture]) -> None:
         """Change the model and warm up what was captured. A region that fails stays eager."""
@@ -166,9 +157,5 @@ class Installation:
 
     def why_nothing_ran(self) -> str:
         """The best explanation for compiled code that did not run."""
-        failures = recent_failures()
-        return failures[-1] if failures else "no graph was captured"
-
-    def facts_for_log(self) -> dict[str, Any]:
-        """Counts for the logger."""
-        return {"graph_breaks": self.graph_breaks, "graphs": len(self.witness.graphs)}
+        failures = self.gate.failures
+        return first_line(failures[-1]) if failures else "no graph was captured"

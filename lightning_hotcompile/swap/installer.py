@@ -95,7 +95,7 @@ class SwappedRegion:
             module = root.get_submodule(name)
             call = functools.partial(self.choose, compiled, call_module, module)
             module._compiled_call_impl = call
-            self.undo_later(functools.partial(setattr, module, "_compiled_call_impl", None))
+            self.undo_later(functools.partial(vars(module).pop, "_compiled_call_impl", None))
 
     def _put_function(self, target: str) -> None:
         owner, name, function = resolve_function(target)

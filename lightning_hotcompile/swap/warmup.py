@@ -88,12 +88,6 @@ class InputRecorder:
         self._handles.clear()
 
 
-def has_user_hooks(module: nn.Module) -> bool:
-    """Whether calling the module would run hooks that somebody registered on it or below."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(m, kind, None) for m in module.modules() for kind in kinds)
-
-
 @contextlib.contextmanager
 def nothing_changed(module: nn.Module) -> Iterator[None]:
     """Random state, buffers and plain attributes of a module are afterwards as before."""

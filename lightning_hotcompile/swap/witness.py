@@ -28,7 +28,7 @@ class Graph:
     """One captured graph: where it belongs, what it cost, how often it ran.
 
     ``seconds`` is the backend's own time, forward and backward. ``error`` is set if the backend
-    failed: then the captured graph itself runs, uncompiled. ``cache_hit`` tells whether Inductor found
+    failed: then the frame runs eagerly. ``cache_hit`` tells whether Inductor found
     it in its cache, ``None`` if that is not known.
     """
 
@@ -43,15 +43,14 @@ class Graph:
 class Witness:
     """Makes one backend for each region and remembers every graph that goes through it.
 
-    A backend that raises does not stop the training: the step in which it failed runs the captured
-    graph itself, and the error is kept in :attr:`Graph.error`. The backward is compiled together
-    with the forward, so that it fails (and counts) at the same place.
+    A backend that raises is remembered in :attr:`Graph.error` and raises on: Dynamo then runs the frame as
+    the user wrote it, and further graphs of the region are refused at once. The backward is compiled
+    together with the forward, so that it fails (and counts) before anything has run.
 
     Args:
         backend: name of a Dynamo backend, or a callable ``(graph_module, example_inputs)``.
         mode: Inductor's mode.
         options: Inductor's options.
-        on_error: ``"raise"`` lets the backend's error through.
         now: a clock in seconds.
     """
 
@@ -61,11 +60,9 @@ class Witness:
         *,
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
-        on_error: str = "eager",
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._compile = resolve_backend(backend, mode, options)
-        self._on_error = on_error
         self._counts_cache_hits = backend == "inductor"
         self._now = now
         self.graphs: list[Graph] = []
@@ -93,6 +90,8 @@ class Witness:
 
     def _witness(self, region: str, graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         graph = Graph(region=region, n_ops=_count_ops(graph_module))
+        if (earlier := self.error_of(region)) is not None:
+            raise RuntimeError(f"another graph of this region failed: {earlier}")
         start, hits = self._now(), cache_hits()
         try:
             with backward_with_forward():
@@ -100,11 +99,10 @@ class Witness:
         except RestartCompile:
             raise  # not an error: Dynamo traces the frame once more, with what it has learned
         except Exception as error:
-            if self._on_error == "raise":
-                raise
             _log.debug("backend failed on a graph of region %s", region, exc_info=True)
             graph.error = first_line(error)
-            compiled = graph_module.forward
+            self.graphs.append(graph)
+            raise
         graph.seconds = self._now() - start
         graph.cache_hit = cache_hits() > hits if self._counts_cache_hits else None
         self.graphs.append(graph)

@@ -1,0 +1,101 @@
+"""Whether compiling pays, and the reason in words."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from lightning_hotcompile.plan.forecast import (
+    BASE_COMPILE_S,
+    DEFAULT_SPEEDUP,
+    SECONDS_PER_REGION,
+    Decision,
+    expected_compile_s,
+    forecast,
+)
+
+
+def test_a_long_run_is_worth_it_and_says_why() -> None:
+    decision = forecast(remaining_steps=10_000, step_s=0.05, compile_s=22.0, speedup=1.25)
+    assert decision.go
+    assert decision.expected_saving_s == pytest.approx(100.0)
+    assert decision.expected_cost_s == 22.0
+    assert decision.reason == (
+        "worth it: 10,000 steps of 50 ms are left, at an assumed speed-up of 1.25x compiling saves "
+        "about 100.0 s and costs about 22 s"
+    )
+
+
+def test_a_short_run_is_not_and_says_why() -> None:
+    decision = forecast(remaining_steps=50, step_s=0.02, compile_s=22.0)
+    assert not decision.go
+    assert decision.reason.startswith("not worth it: 50 steps of 20 ms are left")
+    assert decision.expected_saving_s == pytest.approx(50 * 0.02 * (1 - 1 / DEFAULT_SPEEDUP))
+
+
+@pytest.mark.parametrize("remaining", [0, 1, 10, 500, 10**6])
+@pytest.mark.parametrize("step_s", [1e-4, 0.01, 1.0])
+@pytest.mark.parametrize("speedup", [1.0, 1.1, 2.0])
+def test_it_goes_exactly_when_the_saving_exceeds_the_cost(
+    remaining: int, step_s: float, speedup: float
+) -> None:
+    decision = forecast(remaining_steps=remaining, step_s=step_s, compile_s=20.0, speedup=speedup)
+    assert decision.expected_saving_s is not None
+    assert math.isclose(decision.expected_saving_s, remaining * (step_s - step_s / speedup), abs_tol=1e-9)
+    assert decision.go == (decision.expected_saving_s > 20.0)
+
+
+def test_even_is_not_enough() -> None:
+    assert not forecast(remaining_steps=100, step_s=1.0, compile_s=50.0, speedup=2.0).go
+
+
+def test_what_is_compiled_already_costs_nothing_more() -> None:
+    assert forecast(remaining_steps=1, step_s=0.01, compile_s=0.0).go
+    assert not forecast(remaining_steps=0, step_s=0.01, compile_s=0.0).go
+
+
+def test_an_expected_slowdown_is_declined() -> None:
+    decision = forecast(remaining_steps=10**6, step_s=0.1, compile_s=1.0, speedup=0.8)
+    assert not decision.go
+    assert decision.expected_saving_s is not None
+    assert decision.expected_saving_s < 0
+
+
+def test_an_endless_run_goes() -> None:
+    decision = forecast(remaining_steps=None, step_s=0.05, compile_s=22.0)
+    assert decision.go
+    assert "unknown" in decision.reason
+    assert "50 ms" in decision.reason
+    assert decision.expected_saving_s is None
+
+
+@pytest.mark.parametrize("remaining", [None, 5])
+def test_nothing_measured_yet_goes(remaining: int | None) -> None:
+    decision = forecast(remaining_steps=remaining, step_s=None, compile_s=22.0)
+    assert decision.go
+    assert "threshold=0" in decision.reason
+
+
+def test_the_cost_grows_with_each_region() -> None:
+    assert expected_compile_s(()) == BASE_COMPILE_S
+    kinds = tuple(SECONDS_PER_REGION)
+    assert expected_compile_s(kinds) == BASE_COMPILE_S + sum(SECONDS_PER_REGION.values())
+    assert expected_compile_s(("group", "group")) > expected_compile_s(("group",)) > BASE_COMPILE_S
+    assert expected_compile_s(("something new",)) > BASE_COMPILE_S
+
+
+def test_each_kind_of_region_has_a_price() -> None:
+    assert set(SECONDS_PER_REGION) == {"step", "group", "module", "function", "optimizer"}
+
+
+def test_numbers_read_well() -> None:
+    reason = forecast(remaining_steps=1_234_567, step_s=1.23456e-3, compile_s=12.345).reason
+    assert re.search(r"1,234,567 steps of 1\.23 ms", reason)
+    assert reason.endswith("costs about 12 s")
+
+
+def test_a_decision_has_its_reason() -> None:
+    with pytest.raises(TypeError):
+        Decision(go=True)  # type: ignore[call-arg]

@@ -1,0 +1,72 @@
+"""Which optimizers' steps are compiled: each class of torch.optim has its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_hotcompile.plan.optimizers import COMPILABLE, why_not_compiled
+
+CLASSES = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and kind is not torch.optim.Optimizer
+}
+EAGER = {"Adafactor", "LBFGS", "Muon", "SparseAdam"}
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(2, 3))]
+
+
+def test_every_class_of_torch_is_decided() -> None:
+    # A class that a newer torch adds is eager until somebody has looked at it.
+    assert set(CLASSES) >= COMPILABLE
+    assert not COMPILABLE & EAGER
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_each_class(name: str) -> None:
+    reason = why_not_compiled(CLASSES[name](parameters()))
+    if name in COMPILABLE:
+        assert reason is None
+    else:
+        assert reason == f"{name} is not one of torch.optim's multi-tensor optimizers"
+
+
+@pytest.mark.parametrize("name", sorted(COMPILABLE))
+def test_each_compilable_one_has_a_multi_tensor_step(name: str) -> None:
+    assert "foreach" in CLASSES[name](parameters()).defaults
+
+
+def test_a_fused_one_stays_eager() -> None:
+    assert why_not_compiled(torch.optim.AdamW(parameters(), fused=True)) == "it is fused already"
+
+
+def test_one_fused_group_is_enough() -> None:
+    first, second = parameters()
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "fused": True}]
+    assert why_not_compiled(torch.optim.AdamW(groups)) == "it is fused already"
+
+
+def test_a_differentiable_one_stays_eager() -> None:
+    assert why_not_compiled(torch.optim.SGD(parameters(), differentiable=True)) == "it is differentiable"
+
+
+def test_sparse_parameters_stay_eager() -> None:
+    sparse = nn.Parameter(torch.eye(3).to_sparse())
+    assert why_not_compiled(torch.optim.SGD([sparse])) == "it has sparse parameters"
+
+
+def test_a_class_of_the_user_stays_eager_whatever_its_name() -> None:
+    own = type("AdamW", (torch.optim.AdamW,), {})
+    assert "multi-tensor" in str(why_not_compiled(own(parameters())))
+
+
+def test_what_is_no_optimizer_of_torch_is_not_looked_into() -> None:
+    assert why_not_compiled(object()) == "object is not one of torch.optim's multi-tensor optimizers"

@@ -1,0 +1,223 @@
+"""The order of the rooms: what may import what, told from the source alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import lightning_hotcompile
+
+PACKAGE = "lightning_hotcompile"
+ROOT = Path(lightning_hotcompile.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+MOST_LINES = 280
+
+ROOMS = ("base", "watch", "plan", "swap", "receipt", "machine", "callback")
+"""A module imports only from its own room or from rooms before it; ``bench`` stands beside them."""
+
+ROOM_OF_TOP_MODULE = {
+    "errors": "base",
+    "config": "base",
+    "machine": "machine",
+    "tracks": "machine",
+    "__init__": "callback",
+    "callback": "callback",
+    "environment": "callback",
+    "flip": "callback",
+    "preflight": "callback",
+    "reporting": "callback",
+    "session": "callback",
+    "trainer_facts": "callback",
+}
+
+IMPORT_LIGHTNING = {
+    "callback",
+    "environment",
+    "flip",
+    "preflight",
+    "receipt.metrics",
+    "session",
+    "swap.steplog",
+    "trainer_facts",
+}
+
+PRIVATE_TORCH = {
+    # Dynamo, Inductor and AOTAutograd: the one file for private API of the compiler.
+    "swap.dynamo": None,
+    # How a module is called, and the attribute that module.compile() sets.
+    "swap.installer": {"_call_impl", "_compiled_call_impl"},
+    "plan.regions": {"_compiled_call_impl"},
+    "trainer_facts": {"_compiled_call_impl", "_should_accumulate"},
+    # The dispatch mode that records the stream of operations, and which tensors are the same.
+    "watch.opgraph": None,
+    "watch.tensor_identity": None,
+    # Trees of tensors, public in all but their name.
+    "swap.warmup": {"torch.utils._pytree"},
+    # What torch.optim and Lightning leave on a wrapped step.
+    "swap.optimizer": {"_opt_called", "_wrapped_by_lr_sched"},
+    "receipt.metrics": {"_batches_that_stepped"},
+}
+"""Private attributes and imports of other packages, by module; ``None`` allows any."""
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def room_of(name: str) -> str:
+    first, _, rest = name.partition(".")
+    return first if rest else ROOM_OF_TOP_MODULE[first]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each imported module or name with its module, and whether it is for type checkers only."""
+    for_types = {
+        id(node)
+        for test in ast.walk(tree_of(path))
+        if isinstance(test, ast.If) and ast.unparse(test.test) == "TYPE_CHECKING"
+        for node in ast.walk(test)
+    }
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in for_types
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", id(node) in for_types
+
+
+def own_imports(path: Path, *, for_types: bool = True) -> set[str]:
+    """The modules of the package that a file imports, by their names inside of it."""
+    names = {name_of(p) for p in FILES}
+    found = set()
+    for imported, only_types in imports_of(path):
+        if imported.startswith(f"{PACKAGE}.") and (for_types or not only_types):
+            inside = imported.removeprefix(f"{PACKAGE}.")
+            found.add(inside if inside in names else inside.rpartition(".")[0])
+    return found
+
+
+def by_name(path: Path) -> str:
+    return name_of(path)
+
+
+def test_the_rooms_are_the_known_ones() -> None:
+    assert {room_of(name_of(p)) for p in FILES} == {*ROOMS, "bench"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_name)
+def test_a_module_imports_only_from_its_room_or_rooms_before_it(path: Path) -> None:
+    room = room_of(name_of(path))
+    allowed = ("base", "bench") if room == "bench" else ROOMS[: ROOMS.index(room) + 1]
+    assert {i for i in own_imports(path) if room_of(i) not in allowed} == set()
+
+
+LATE_IMPORTS = {("environment", "callback")}
+"""Lightning's entry point makes the callback, which asks the environment whether it is switched off."""
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    graph = {name_of(p): own_imports(p, for_types=False) for p in FILES}
+    for name, imported in LATE_IMPORTS:
+        graph[name].remove(imported)
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"import cycle: {' -> '.join((*path, name))}"
+        if name not in done:
+            for imported in graph[name]:
+                visit(imported, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_late_imports_are_these() -> None:
+    found = {
+        (name_of(path), (node.module or "").removeprefix(f"{PACKAGE}."))
+        for path in FILES
+        for function in ast.walk(tree_of(path))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE)
+    }
+    assert found == LATE_IMPORTS
+
+
+def test_rooms_export_nothing_by_themselves() -> None:
+    for path in ROOT.glob("*/__init__.py"):
+        body = tree_of(path).body
+        assert all(isinstance(node, ast.Expr) for node in body), f"{path} holds more than a docstring"
+
+
+def test_only_these_modules_import_lightning() -> None:
+    found = {
+        name_of(path)
+        for path in FILES
+        if any(i.partition(".")[0] in ("lightning", "pytorch_lightning") for i, _ in imports_of(path))
+    }
+    assert {n for n in found if room_of(n) != "bench"} == IMPORT_LIGHTNING
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if room_of(name_of(p)) in ("base", "watch", "plan", "machine")], ids=by_name
+)
+def test_what_works_without_lightning_does_not_import_it(path: Path) -> None:
+    assert not [i for i, _ in imports_of(path) if "lightning" in i and not i.startswith(PACKAGE)]
+
+
+def test_nothing_imports_transformer_engine() -> None:
+    # Also a broken installation raises at import: it is recognised by the names of classes.
+    for path in FILES:
+        if name_of(path) != "bench.te_gpt":
+            assert not [i for i, _ in imports_of(path) if i.startswith("transformer_engine")], path
+
+
+def private_names(path: Path) -> set[str]:
+    """Private names of other packages: attributes of anything but ``self``, and imports."""
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+            owner = ast.unparse(node.value)
+            if owner not in ("self", "cls"):
+                found.add(node.attr)
+    for imported, _ in imports_of(path):
+        parts = imported.split(".")
+        private = next((i for i, part in enumerate(parts) if part.startswith("_")), None)
+        if private is not None and parts[0] not in (PACKAGE, "__future__"):
+            found.add(".".join(parts[: private + 1]))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_name)
+def test_private_names_of_other_packages_stay_where_they_are(path: Path) -> None:
+    allowed = PRIVATE_TORCH.get(name_of(path), set())
+    if allowed is not None:
+        assert private_names(path) <= allowed
+
+
+@pytest.mark.parametrize("name", sorted(PRIVATE_TORCH))
+def test_no_exception_outlives_its_use(name: str) -> None:
+    path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+    found, allowed = private_names(path), PRIVATE_TORCH[name]
+    assert found if allowed is None else found == allowed
+
+
+def test_no_file_is_too_long() -> None:
+    lines = {name_of(p): len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
+    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    assert not {p.stem for p in FILES} & {"utils", "helpers", "misc", "common", "manager"}

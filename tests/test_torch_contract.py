@@ -1,0 +1,441 @@
+"""What this package relies on in torch and Lightning, one fact a test.
+
+An upgrade that changes one of them fails here, with the fact's name.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.metadata
+import inspect
+import pickle
+import types
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch._dynamo
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_hotcompile.swap import dynamo
+from lightning_hotcompile.swap.installer import call_module
+from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
+from tests.models import Block, Net, fit, loader, make_trainer, seeded
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def counter() -> CompileCounterWithBackend:
+    return CompileCounterWithBackend("aot_eager")
+
+
+def swap(module: nn.Module, backend: Any) -> None:
+    compiled = dynamo.compile_isolated(call_module, backend, dynamic=None, fullgraph=False)
+    module._compiled_call_impl = functools.partial(compiled, module)
+
+
+class TestModules:
+    def test_compile_sets_only_the_compiled_call(self, counter: Any) -> None:
+        block = Block(4)
+        before, keys = set(vars(block)), list(block.state_dict())
+        block.compile(backend=counter)
+        assert set(vars(block)) - before == {"_compiled_call_impl"}
+        assert list(block.state_dict()) == keys
+        assert block._compiled_call_impl is not None
+
+    def test_pickle_and_deepcopy_drop_the_compiled_call(self, counter: Any) -> None:
+        block = Block(4)
+        swap(block, counter)
+        assert copy.deepcopy(block)._compiled_call_impl is None
+        assert pickle.loads(pickle.dumps(block))._compiled_call_impl is None
+
+    @pytest.mark.parametrize(
+        "make", [lambda: nn.Linear(4, 4), lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())]
+    )
+    def test_module_compile_is_a_silent_no_op_on_builtins_and_our_frame_is_not(
+        self, make: Any, counter: Any
+    ) -> None:
+        module, x = make(), torch.randn(2, 4)
+        module.compile(backend=counter)
+        module(x)
+        assert counter.frame_count == 0
+        swap(module, counter)
+        module(x)
+        assert counter.frame_count == 1
+
+    def test_different_modules_behind_one_function_hit_the_recompile_limit_silently(
+        self, counter: Any
+    ) -> None:
+        shared = torch.compile(call_module, backend=counter, dynamic=False)
+        for width in range(4, 16):
+            shared(Block(width), torch.randn(2, width))
+        assert counter.frame_count == 8, "the limit of 8 recompiles per code object"
+
+    def test_isolated_functions_have_a_limit_of_their_own(self, counter: Any) -> None:
+        for width in range(4, 16):
+            block = Block(width)
+            swap(block, counter)
+            block(torch.randn(2, width))
+        assert counter.frame_count == 12
+
+    def test_without_isolation_a_fresh_code_object_does_the_same(
+        self, counter: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dynamo, "_HAS_ISOLATION", False)
+        for width in range(4, 16):
+            block = Block(width)
+            swap(block, counter)
+            block(torch.randn(2, width))
+        assert counter.frame_count == 12
+
+    def test_identical_blocks_share_one_graph(self, counter: Any) -> None:
+        compiled = dynamo.compile_isolated(call_module, counter, dynamic=None, fullgraph=False)
+        x = torch.randn(2, 4, requires_grad=True)
+        for block in (Block(4) for _ in range(12)):
+            x = compiled(block, x)
+        assert counter.frame_count == 1
+
+    def test_compiling_the_lightning_module_compiles_nothing_if_the_step_calls_its_children(
+        self, counter: Any
+    ) -> None:
+        class CallsChildren(Net):
+            def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+                return nn.functional.cross_entropy(self.head(self.inp(batch[0])), batch[1])
+
+        model = CallsChildren()
+        model.compile(backend=counter)
+        fit(model, limit_train_batches=2, max_epochs=1)
+        assert counter.frame_count == 0
+
+    def test_compile_is_lazy(self, counter: Any) -> None:
+        compiled = torch.compile(lambda x: x + 1, backend=counter)
+        assert counter.frame_count == 0
+        compiled(torch.ones(2))
+        assert counter.frame_count == 1
+
+    def test_a_hook_is_one_more_guard_and_means_a_recompile(self, counter: Any) -> None:
+        block, x = Block(4), torch.randn(2, 4)
+        handle = block.register_forward_pre_hook(lambda m, args: None)
+        swap(block, counter)
+        block(x)
+        handle.remove()
+        block(x)
+        assert counter.frame_count == 2, "hooks have to be gone before the flip"
+
+
+class TestWarmUp:
+    def capture(self, block: nn.Module, x: Tensor) -> Capture:
+        recorder = InputRecorder([("block", block)])
+        block(x).sum().backward()
+        recorder.remove()
+        return recorder.captures["block"]
+
+    def test_after_a_warm_up_the_real_step_compiles_nothing(self, counter: Any) -> None:
+        block, x = Block(4), torch.randn(2, 4, requires_grad=True)
+        capture = self.capture(block, x)
+        swap(block, counter)
+        warm_up(block, capture)
+        assert counter.frame_count == 1
+        block(torch.randn(2, 4, requires_grad=True)).sum().backward()
+        assert counter.frame_count == 1
+
+    def test_it_has_to_happen_under_the_same_autocast(self, counter: Any) -> None:
+        block, x = Block(4), torch.randn(2, 4, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            capture = self.capture(block, x)
+        swap(block, counter)
+        warm_up(block, capture)
+        with torch.autocast("cpu", torch.bfloat16):
+            block(x).sum().backward()
+        assert counter.frame_count == 1
+        block(x)
+        assert counter.frame_count == 2, "another autocast state is another graph"
+
+    def test_inference_mode_is_another_graph(self, counter: Any) -> None:
+        block, x = Block(4), torch.randn(2, 4)
+        swap(block, counter)
+        block(x)
+        with torch.inference_mode():
+            block(x)
+        assert counter.frame_count == 2
+
+    def test_a_dispatch_mode_during_the_first_call_skips_the_code_for_good(self, counter: Any) -> None:
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return func(*args, **(kwargs or {}))
+
+        class Polite(Mode):
+            @classmethod
+            def ignore_compile_internals(cls) -> bool:
+                return True
+
+        compiled = torch.compile(lambda x: x * 2, backend=counter)
+        with Mode():
+            compiled(torch.ones(2))
+        compiled(torch.ones(2))
+        assert counter.frame_count == 0
+        polite = torch.compile(lambda x: x * 3, backend=counter)
+        with Polite():
+            polite(torch.ones(2))
+        polite(torch.ones(2))
+        assert counter.frame_count == 1
+
+
+class TestBackends:
+    def test_the_backward_can_be_compiled_with_the_forward(self) -> None:
+        from functorch.compile import make_boxed_func
+        from torch._dynamo.backends.common import aot_autograd
+
+        order: list[str] = []
+
+        def part(name: str) -> Any:
+            def compile_part(graph: Any, inputs: Any) -> Any:
+                order.append(name)
+                return make_boxed_func(graph.forward)
+
+            return compile_part
+
+        inner = aot_autograd(fw_compiler=part("forward"), bw_compiler=part("backward"))
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            with dynamo.backward_with_forward():
+                return inner(graph, inputs)
+
+        torch.compile(call_module, backend=backend)(Block(4), torch.randn(2, 4))
+        assert order == ["forward", "backward"]
+
+    def test_mode_and_options_reach_a_callable_backend_as_keywords(self) -> None:
+        seen: list[dict[str, Any]] = []
+
+        def backend(graph: Any, inputs: Any, **given: Any) -> Any:
+            seen.append(given)
+            return graph.forward
+
+        torch.compile(lambda x: x + 1, backend=backend, mode="reduce-overhead")(torch.ones(2))
+        torch.compile(lambda x: x + 2, backend=backend, options={"max_autotune": False})(torch.ones(2))
+        assert seen == [{"mode": "reduce-overhead"}, {"options": {"max_autotune": False}}]
+
+    def test_a_frame_that_cannot_be_traced_runs_eagerly_when_errors_are_suppressed(
+        self, counter: Any
+    ) -> None:
+        def backend(graph: Any, inputs: Any) -> Any:
+            raise RuntimeError("broken")
+
+        compiled = torch.compile(lambda x: x * 5, backend=backend)
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+            compiled(torch.ones(1))
+        torch._dynamo.reset()
+        with dynamo.compiling_allowed(suppress_errors=True):
+            assert compiled(torch.ones(1)).item() == 5
+
+    def test_the_compile_timer_hears_every_compile_and_lets_go(self, counter: Any) -> None:
+        times = iter(range(100))
+        timer = dynamo.CompileTimer(now=lambda: float(next(times)))
+        timer.start()
+        torch.compile(lambda x: x + 4, backend=counter)(torch.ones(2))
+        assert timer.frames == 1
+        assert timer.seconds > 0
+        timer.stop()
+        torch.compile(lambda x: x + 5, backend=counter)(torch.ones(2))
+        assert timer.frames == 1
+
+    def test_recompile_reasons_and_graph_breaks_can_be_read(self, counter: Any) -> None:
+        before = dynamo.graph_break_count()
+
+        def breaks(x: Tensor) -> Tensor:
+            x = x + 1
+            torch._dynamo.graph_break()
+            return x + 1
+
+        torch.compile(breaks, backend=counter)(torch.ones(2))
+        assert dynamo.graph_break_count() == before + 1
+        compiled = torch.compile(lambda x: x + 6, backend=counter, dynamic=False)
+        compiled(torch.ones(2))
+        compiled(torch.ones(3))
+        assert "size mismatch" in dynamo.recent_recompile_reasons()[-1]
+
+    def test_restart_of_an_analysis_is_a_control_flow_exception(self) -> None:
+        from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+
+        assert issubclass(TensorifyScalarRestartAnalysis, dynamo.RestartCompile)
+        assert issubclass(torch._dynamo.exc.Unsupported, dynamo.CompilerError)
+        assert issubclass(torch._dynamo.exc.InternalTorchDynamoError, dynamo.CompilerError)
+
+    def test_known_backends_can_be_listed(self) -> None:
+        assert {"inductor", "eager", "aot_eager"} <= set(dynamo.backend_names())
+
+    def test_inductor_refuses_unknown_options(self) -> None:
+        with pytest.raises(RuntimeError, match="no_such_option"):
+            dynamo.resolve_backend("inductor", None, {"no_such_option": 1})
+
+
+class TestStances:
+    def test_reuse_only_runs_what_is_compiled_and_compiles_nothing_new(self, counter: Any) -> None:
+        runs: list[int] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            def run(*args: Any) -> Any:
+                runs.append(1)
+                return graph.forward(*args)
+
+            return run
+
+        compiled = torch.compile(lambda x: x * 7, backend=backend, dynamic=False)
+        compiled(torch.ones(2))
+        with dynamo.reuse_only():
+            compiled(torch.ones(2))
+            assert len(runs) == 2
+            compiled(torch.ones(3))
+        assert len(runs) == 2
+
+    def test_listed_integers_are_symbols_from_the_first_compile_on(self, counter: Any) -> None:
+        def step(args: tuple[Any, ...]) -> Tensor:
+            return args[0] * args[1]
+
+        compiled = torch.compile(step, backend=counter)
+        for index in (0, 1, 2, 7):
+            with dynamo.dynamic_integers([r"L\['args'\]\[1\]$"]):
+                assert compiled((torch.ones(2), index))[0].item() == index
+        assert counter.frame_count == 1
+
+    def test_a_list_that_is_not_empty_at_entry_recompiles(self, counter: Any) -> None:
+        calls: list[Tensor] = []
+
+        def step(x: Tensor) -> Tensor:
+            calls.append(x + 1)
+            return x * 2
+
+        compiled = torch.compile(step, backend=counter)
+        compiled(torch.ones(2))
+        calls.clear()
+        compiled(torch.ones(2))
+        assert counter.frame_count == 1
+        compiled(torch.ones(2))
+        assert counter.frame_count == 2
+
+
+class TestOptimizers:
+    def test_the_bare_step_is_below_two_wrappers(self) -> None:
+        bare = inspect.unwrap(torch.optim.AdamW.step)
+        assert bare.__name__ == "step"
+        assert not hasattr(bare, "__wrapped__")
+        assert torch.optim.AdamW.step is not bare
+
+    def test_schedulers_look_for_these_two_marks(self) -> None:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        assert optimizer.step._wrapped_by_lr_sched
+        optimizer.step()
+        assert optimizer._opt_called
+
+    def test_eager_multi_tensor_adam_refuses_a_learning_rate_tensor(self) -> None:
+        parameter = nn.Parameter(torch.ones(1))
+        parameter.grad = torch.ones(1)
+        optimizer = torch.optim.Adam([parameter], lr=0.1, foreach=True)
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+        with pytest.raises((ValueError, RuntimeError), match="lr as a Tensor"):
+            optimizer.step()
+
+
+class TestLightning:
+    def test_a_log_call_inside_a_compiled_step_is_an_internal_error(self) -> None:
+        trainer = make_trainer(limit_train_batches=1, max_epochs=1)
+        with pytest.raises(dynamo.CompilerError):
+            trainer.fit(torch.compile(Net(), backend="eager"), loader())
+
+    def test_a_method_on_the_instance_survives_pickle_and_deepcopy(self) -> None:
+        model = Net()
+
+        @functools.wraps(model.training_step)
+        def training_step(self: Any, *args: Any) -> Any:
+            return self
+
+        vars(model)["training_step"] = types.MethodType(training_step, model)
+        assert is_overridden("training_step", model)
+        assert is_param_in_hook_signature(model.training_step, "batch_idx", explicit=True)
+        clone = copy.deepcopy(model)
+        assert clone.training_step() is clone, "a closure would have run with the original's weights"
+        assert pickle.loads(pickle.dumps(model)).training_step.__func__ is Net.training_step
+
+    def test_callbacks_come_from_this_entry_point_group(self) -> None:
+        points = importlib.metadata.entry_points(group="lightning.pytorch.callbacks_factory")
+        assert "hotcompile" in {p.name for p in points}
+
+    def test_the_batch_start_hook_runs_before_the_step_and_the_end_hook_after_the_optimizer(self) -> None:
+        order: list[str] = []
+
+        class Spy(pl.Callback):
+            def on_train_batch_start(self, *args: Any) -> None:
+                order.append("start")
+
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                order.append(f"end {trainer.fit_loop._should_accumulate()}")
+
+            def on_before_optimizer_step(self, *args: Any) -> None:
+                order.append("optimizer")
+
+        fit(Net(), [Spy()], limit_train_batches=2, max_epochs=1, accumulate_grad_batches=2)
+        assert order == ["start", "end True", "start", "optimizer", "end False"]
+
+    def test_the_trainer_hands_plain_arguments_to_the_step(self) -> None:
+        seen: list[Any] = []
+
+        class Looks(Net):
+            def training_step(self, *args: Any) -> Any:
+                seen.append([type(a).__name__ for a in args])
+                return self.loss(args[0])
+
+        fit(Looks(), limit_train_batches=1, max_epochs=1)
+        assert seen == [["list", "int"]]
+
+    def test_the_counters_behind_global_step_and_current_epoch_have_these_names(self) -> None:
+        model = Net()
+        trainer = fit(model, limit_train_batches=2, max_epochs=1)
+        progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+        assert trainer.global_step == progress.optimizer.step.total.completed == 2
+        assert trainer.current_epoch == trainer.fit_loop.epoch_progress.current.completed == 1
+
+    def test_a_compiled_lightning_module_is_marked(self) -> None:
+        model = seeded(Net)
+        trainer = make_trainer(limit_train_batches=1, max_epochs=1)
+        seen: list[Any] = []
+
+        class Spy(pl.Callback):
+            def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+                seen.append(pl_module._compiler_ctx)
+                trainer.should_stop = True
+
+        trainer.callbacks.append(Spy())
+        model.log = lambda *a, **k: None  # type: ignore[method-assign]
+        trainer.fit(torch.compile(model, backend="eager"), loader())
+        assert seen[0] is not None
+
+
+class TestHooks:
+    def test_a_hook_on_one_of_two_equal_blocks_runs_when_guards_look_at_hooks(self, counter: Any) -> None:
+        first, second, x = Block(4), Block(4), torch.randn(2, 4, requires_grad=True)
+        second.register_forward_hook(lambda module, args, output: output * 0)
+        compiled = dynamo.compile_isolated(call_module, counter, dynamic=None, fullgraph=False)
+        with dynamo.compiling_allowed(suppress_errors=False):
+            compiled(first, x)
+            assert compiled(second, x).abs().sum() == 0
+        assert counter.frame_count == 2
+
+    def test_by_default_it_is_silently_left_out(self, counter: Any) -> None:
+        first, second, x = Block(4), Block(4), torch.randn(2, 4, requires_grad=True)
+        second.register_forward_hook(lambda module, args, output: output * 0)
+        compiled = dynamo.compile_isolated(call_module, counter, dynamic=None, fullgraph=False)
+        compiled(first, x)
+        assert compiled(second, x).abs().sum() != 0
