@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
-from lightning_hotcompile.errors import ConfigError, near_names
+from lightning.pytorch import Callback
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Callback
-
-SWITCH = "HOTCOMPILE"
-_VALUES = ("auto", "force", "off")
-
-
-def switch() -> str | None:
-    """The value of ``HOTCOMPILE``: ``auto``, ``force``, ``off``, or ``None`` if unset or empty.
-
-    Raises:
-        ConfigError: it has another value.
-    """
-    value = os.environ.get(SWITCH, "").strip().lower()
-    if not value:
-        return None
-    if value not in _VALUES:
-        raise ConfigError(
-            f"{SWITCH}={value!r} is not allowed: use auto, force or off{near_names(value, _VALUES)}."
-        )
-    return value
-
-
-def is_switched_off() -> bool:
-    """Whether ``HOTCOMPILE=off`` disables a callback in code too."""
-    return switch() == "off"
+from lightning_hotcompile.callback import HotCompile
+from lightning_hotcompile.errors import ConfigError
+from lightning_hotcompile.switch import switch
 
 
 def callbacks_from_environment() -> list[Callback]:
@@ -48,8 +24,6 @@ def callbacks_from_environment() -> list[Callback]:
     value = switch()
     if value not in ("auto", "force"):
         return []
-    from lightning_hotcompile.callback import HotCompile  # only now: the callback asks this module
-
     debug = os.environ.get("HOTCOMPILE_DEBUG", "") not in ("", "0")
     if debug:
         _show_debug_messages()

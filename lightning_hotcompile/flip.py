@@ -47,6 +47,7 @@ class Flip:
         self._inputs: InputRecorder | None = None
         self._peak_at_flip: float | None = None
         self._graphs_told = 0
+        self._seen = (0, 0)
         self._runs_before = 0
         self.installation = Installation(plan, module, config, trainer.optimizers)
 
@@ -78,7 +79,8 @@ class Flip:
         captures: dict[str, Capture] = self._inputs.captures if self._inputs is not None else {}
         self._inputs = None
         self._story.compiling(len(self.installation.plan.regions))
-        self._ledger.flip_step = self._ledger.flip_step or self._ledger.steps
+        if self._ledger.flip_step is None:
+            self._ledger.flip_step = self._ledger.steps
         self.installation.put(captures)
         self._tell_new_graphs()
         self._ledger.install_s += self._now() - start
@@ -112,8 +114,17 @@ class Flip:
         again = any(g.region in known for g in graphs[told:])
         self._story.compiled(graphs[told:], known, recent_recompile_reasons() if again else ())
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something was compiled or failed since :meth:`failure` was asked last."""
+        return self._seen != self._happened()
+
+    def _happened(self) -> tuple[int, int]:
+        return len(self.installation.gate.failures), len(self.installation.witness.graphs)
+
     def failure(self) -> str | None:
         """Why nothing of this installation can be used any longer; single regions are taken out."""
+        self._seen = self._happened()
         if not self.in_place:
             return None
         for name, reason in self.installation.drop_failed():
@@ -123,10 +134,8 @@ class Flip:
         reasons = [p.error for p in self.installation.proofs() if p.error]
         return f"nothing could be compiled: {reasons[0] if reasons else 'no region is left'}"
 
-    def why_nothing_ran(self) -> str | None:
-        """An explanation if no compiled code has run at all, else ``None``."""
-        if self.installation.witness.total_runs:
-            return None
+    def why_nothing_ran(self) -> str:
+        """An explanation for compiled code that did not run."""
         return f"compiled code did not run: {self.installation.why_nothing_ran()}"
 
     def proofs(self) -> list[Proof]:

@@ -42,13 +42,12 @@ class Facts:
     """What is known at the start of a step.
 
     ``failure`` says why compiled code cannot be used any longer; ``retry`` whether another attempt
-    could succeed. ``compiled_steps`` counts steps that ran compiled code since the flip.
+    could succeed. ``compiled_steps`` counts steps in which compiled code ran since the flip.
     """
 
     hot: bool = False
     decision: Decision | None = None
     needs_capture: bool = False
-    captured: bool = False
     installed: bool = False
     compiled_steps: int = 0
     failure: str | None = None

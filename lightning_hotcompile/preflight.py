@@ -6,10 +6,10 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.environment import is_switched_off
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.plan.planner import CompilePlan, plan_compile
 from lightning_hotcompile.swap.witness import check_backend
+from lightning_hotcompile.switch import is_switched_off
 
 
 def why_idle(trainer: Trainer, module: LightningModule) -> str | None:

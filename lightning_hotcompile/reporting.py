@@ -45,7 +45,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         scope=session.plan.scope,
         plan=str(session.plan),
         plan_digest=session.plan.digest,
-        decision=session.decision.reason if session.decision else "",
+        decision=session.judge.decision.reason if session.judge.decision else "",
         steps=session.steps,
         compile_s=installation.timer.seconds,
         stall_s=ledger.stall_s,

@@ -12,8 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
+from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Action, Facts, Phase, State, Transition, advance
-from lightning_hotcompile.plan.forecast import Decision, expected_compile_s, forecast
 from lightning_hotcompile.plan.islands import fp8_state
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
@@ -27,9 +27,7 @@ from lightning_hotcompile.watch.detector import StepDetector
 from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
 from lightning_hotcompile.watch.signature import SignatureReader
 
-SETTLING_LOOKS = (10, 20, 40)
-"""After so many pairs of eager and compiled units the ratio is looked at."""
-
+_FULL_READ_EVERY = 8
 _RECORDED_STEP = 2  # the first step still builds the optimizer's state
 
 
@@ -63,30 +61,36 @@ class Session:
         self.tracks = TrackBook()
         self.detector = StepDetector(threshold=config.threshold)
         self.flip = Flip(trainer, module, config, plan, self.ledger, self.story, now)
-        self.decision: Decision | None = None
+        self.judge = Judge(trainer, config, self.flip, self.tracks, self.ledger)
         self.op_graph: OpGraph | None = None
         self.steps = 0
         self._ranks = Ranks(interval=config.threshold)
+        self._agreed = State()
+        self._leader: Track | None = None
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._reader = SignatureReader(module, precision=str(trainer.precision))
-        self._unit: list[Track] = []
+        self._unit: list[tuple[Track, StepRecord]] = []
         self._recorder: OpRecorder | None = None
         self._current: tuple[Track, StepRecord, Lane] | None = None
+        self._last_track: Track | None = None
 
     def before_step(self, batch: Any) -> None:
         """Decide how the step that is about to run goes, and begin to time it."""
         start, installed_s = self._now(), self.ledger.install_s
-        self.abandon_step()
+        if self._current is not None:
+            self.abandon_step()
         self._book_finished_steps()
-        if self._trainer.fit_loop.epoch_loop.batch_progress.current.ready <= 1:
-            self._reader.refresh()
-        signature = self._reader.read(batch, fp8=fp8_state())
-        track = self.tracks.of(signature)
-        self.detector.begin_step(signature)
-        self.flip.end_capture()
-        self._move(track)
+        track = self._track_of(batch)
+        if not self._is_at_rest(track):
+            self.flip.end_capture()
+            if self._ranks.world_size == 1:
+                self._move(track)
+            else:
+                self._move_together()
         lane = track.lane() if self.flip.in_place else Lane.EAGER
-        record = StepRecord(phase=str(track.phase), compiled=lane is not Lane.EAGER)
+        record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER)
+        if track.phase is Phase.SETTLING:
+            record.pairs = track.pairs
         self._current = (track, record, lane)
         self.flip.open(lane)
         self._begin_recording(track, record)
@@ -100,7 +104,8 @@ class Session:
         self._clock.stop()
         start = self._now()
         (track, record, lane), self._current = self._current, None
-        self._end_recording()
+        if self._recorder is not None:
+            self._end_recording()
         self.steps += 1
         record.ends_unit = trainer_facts.ends_unit(self._trainer)
         ran, new_graphs = self.flip.close()
@@ -108,8 +113,31 @@ class Session:
         record.compiled = lane is not Lane.EAGER and ran
         record.disturbed |= new_graphs or (lane is not Lane.EAGER and not ran)
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
-        self._count(track, record.ends_unit)
+        if not self._is_at_rest(track):
+            self._count(track, record)
         self.ledger.own_s += self._now() - start
+
+    def _track_of(self, batch: Any) -> Track:
+        """The track of this step. Most steps are like the one before: comparing is cheaper than hashing.
+
+        At rest the model's flags are read now and then only: compiled code has guards on them.
+        """
+        last = self._last_track
+        new_epoch = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready <= 1
+        if new_epoch:
+            self._reader.refresh()
+        may_reuse = last is not None and self.steps % _FULL_READ_EVERY and self._is_at_rest(last)
+        if last is not None and may_reuse and not new_epoch and self._reader.is_like(last.signature, batch):
+            return last
+        signature = self._reader.read(batch, fp8=fp8_state())
+        if last is None or last.signature != signature:
+            self._last_track = last = self.tracks.of(signature)
+        return last
+
+    def _is_at_rest(self, track: Track) -> bool:
+        """Whether nothing can change for this signature, so that its step need not be looked at."""
+        at_rest = track.phase is Phase.STEADY or track.phase is Phase.DECLINED
+        return at_rest and track.failure is None and not self.flip.has_news
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
@@ -125,15 +153,27 @@ class Session:
         self._book_finished_steps()
         self.flip.take_out()
 
-    def _count(self, track: Track, ends_unit: bool) -> None:
-        self._unit.append(track)
-        if self.detector.end_step(boundary=ends_unit):
-            for seen in self._unit:
+    def _count(self, track: Track, record: StepRecord) -> None:
+        self._unit.append((track, record))
+        self.detector.begin_step(track.signature)
+        if self.detector.end_step(boundary=record.ends_unit):
+            for seen, _ in self._unit:
                 seen.hot = True
             unit = self.detector.last_unit
             self.story.detected(track.signature.digest, self.detector.count(unit), self.op_graph)
-        if ends_unit:
+        if record.ends_unit:
+            self._leave_out_mixed_unit()
             self._unit.clear()
+
+    def _leave_out_mixed_unit(self) -> None:
+        """Micro-steps of several signatures in one optimizer step cannot be compared with another unit."""
+        if all(track is self._unit[0][0] for track, _ in self._unit):
+            return
+        last = {id(track): record for track, record in self._unit}
+        for _, record in self._unit:
+            record.disturbed = True
+        for record in last.values():
+            record.ends_unit = True
 
     def _book_finished_steps(self) -> None:
         for finished in self._clock.drain():
@@ -154,87 +194,55 @@ class Session:
             self.op_graph = recorder.graph()
 
     def _move(self, track: Track) -> None:
-        """At most one transition of this signature; with several ranks only all together."""
-        facts = self._facts(track)
+        """At most one transition of this signature."""
+        facts = self.judge.facts(track)
         transition = advance(track.state, facts)
-        if self._ranks.world_size > 1:
-            transition = self._agreed(track, transition)
         if facts.ratio is not None:
             track.looks += 1
-        if transition.state != track.state or transition.action is not Action.NONE:
-            self._perform(track, transition, facts)
+        self._perform(track, transition, facts)
 
-    def _agreed(self, track: Track, transition: Transition) -> Transition:
-        main = self.tracks.main() or track
-        if not self._ranks.is_due(str(main.phase), self.steps):
-            return Transition(track.state)
-        wanted = transition.state if track is main else main.state
+    def _move_together(self) -> None:
+        """All ranks change at the same batch, or none does.
+
+        When they exchange proposals depends only on what they agreed on before, never on what one
+        of them has seen; one signature, the first that is hot on each rank, is compiled.
+        """
+        if not self._ranks.is_due(str(self._agreed.phase), self.steps):
+            return
+        leader = self._leader or next((t for t in self.tracks if t.hot), None)
+        facts = self.judge.facts(leader) if leader is not None else Facts()
+        transition = advance(leader.state, facts) if leader is not None else Transition(self._agreed)
+        if leader is not None and facts.ratio is not None:
+            leader.looks += 1
         proposal = Proposal(
-            rank=self._ranks.rank, phase=str(wanted.phase), reason=wanted.reason, plan_digest=self.plan.digest
+            rank=self._ranks.rank,
+            phase=str(transition.state.phase),
+            reason=transition.state.reason,
+            plan_digest=self.plan.digest,
         )
-        agreed = agree(self._ranks.exchange(proposal), str(main.phase))
+        agreed = agree(self._ranks.exchange(proposal), current=str(self._agreed.phase))
+        leader = leader or (self.tracks.main() if agreed is not None else None)
+        if leader is None:
+            return
         if agreed is None:
-            # Inside the flip an action (install) does not change the phase: all do it together.
-            same = transition.state.phase is track.phase is Phase.FLIPPING and track is main
-            return transition if same else Transition(track.state)
-        if track is main and agreed.phase == str(transition.state.phase):
-            return transition
-        ended = replace(main.state, phase=Phase(agreed.phase), reason=agreed.reason)
-        action = Action.TAKE_OUT if main.phase.uses_compiled_code else Action.NONE
-        if track is not main:
-            self._perform(main, Transition(ended, action), Facts())
-            return Transition(track.state)
-        return Transition(ended, action)
-
-    def _facts(self, track: Track) -> Facts:
-        hot = track.hot or self._config.threshold == 0
-        undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
-        pairs = self.ledger.pairs
-        settling = track.phase is Phase.SETTLING
-        look = settling and track.looks < len(SETTLING_LOOKS) and pairs.n >= SETTLING_LOOKS[track.looks]
-        return Facts(
-            hot=hot,
-            decision=self._decide(track) if hot and undecided else None,
-            needs_capture=self._config.threshold > 0 and not self.flip.in_place and self.flip.needs_capture,
-            installed=self.flip.in_place,
-            compiled_steps=track.compiled_steps,
-            failure=self._failure(track) if track.phase.uses_compiled_code else None,
-            retry=track.failure is not None,
-            ratio=pairs.ratio() if look else None,
-            settling_is_over=track.looks + 1 >= len(SETTLING_LOOKS) if look else track.settling_is_over,
-            min_speedup=self._config.min_speedup,
-            max_flips=self._config.max_flips,
-        )
-
-    def _failure(self, track: Track) -> str | None:
-        failure = self.flip.failure()
-        if failure is None and track.compiled_steps:
-            failure = self.flip.why_nothing_ran()
-        return failure or track.failure
-
-    def _decide(self, track: Track) -> Decision:
-        flipped, limit = self.tracks.flipped(), self._config.max_signatures
-        if flipped >= limit and not track.state.flips:
-            return Decision(go=False, reason=f"max_signatures={limit} is reached")
-        if flipped and self._ranks.world_size > 1 and not track.state.flips:
-            return Decision(go=False, reason="with several ranks only one signature is compiled")
-        if not self._config.cost_gate:
-            decision = Decision(go=True, reason="cost_gate=False: compiled without a forecast")
-        else:
-            step_s = self.ledger.eager_step_s
-            kinds = tuple(r.kind for r in self.plan.regions)
-            decision = forecast(
-                remaining_steps=trainer_facts.remaining_batches(self._trainer, step_s),
-                step_s=step_s,
-                compile_s=0.0 if flipped else expected_compile_s(kinds),
-            )
-        self.decision = self.decision or decision
-        return decision
+            # Within the flip an action need not change the phase: all ranks install at this batch.
+            if self._agreed.phase is Phase.FLIPPING and transition.state.phase is Phase.FLIPPING:
+                self._perform(leader, transition, facts)
+            return
+        self._leader = leader
+        if agreed.phase != str(transition.state.phase):
+            ended = replace(leader.state, phase=Phase(agreed.phase), reason=agreed.reason)
+            transition = Transition(ended, Action.TAKE_OUT)
+        self._perform(leader, transition, facts)
+        self._agreed = leader.state
 
     def _perform(self, track: Track, transition: Transition, facts: Facts) -> None:
+        if transition.state == track.state and transition.action is Action.NONE:
+            return
         before, track.state = track.state, transition.state
         if transition.action in (Action.CAPTURE, Action.INSTALL) and before.phase is not Phase.FLIPPING:
             track.began_flip()
+            self.ledger.pairs = track.pairs
             self.story.planned(self.plan.scope, self.plan.reason, len(self.plan.regions), str(self.plan))
         if facts.ratio is not None and before.phase is Phase.SETTLING:
             self.story.measured(facts.ratio)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.receipt.ledger import PairedUnits
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.watch.signature import StepSignature
 
@@ -24,7 +25,13 @@ class Track:
     state: State = field(default_factory=State)
     hot: bool = False
     steps: int = 0
+    attempts: int = 0
+    """Steps since the flip that were to use compiled code."""
+
     compiled_steps: int = 0
+    """Those of them in which compiled code ran."""
+
+    pairs: PairedUnits = field(default_factory=PairedUnits)
     settling_units: int = 0
     looks: int = 0
     may_compile: int = 0
@@ -59,7 +66,10 @@ class Track:
 
     def began_flip(self) -> None:
         """Forget what an earlier flip left behind."""
-        self.compiled_steps = self.settling_units = self.misses = self.looks = self.recompile_episodes = 0
+        self.pairs = PairedUnits()
+        self.attempts = self.compiled_steps = self.settling_units = self.misses = self.looks = (
+            self.recompile_episodes
+        ) = 0
         self.may_compile = _UNITS_THAT_MAY_COMPILE
         self.failure = None
 
@@ -70,7 +80,8 @@ class Track:
             self.settling_units += 1
         if lane is Lane.EAGER:
             return
-        self.compiled_steps += 1
+        self.attempts += 1
+        self.compiled_steps += compiled
         if lane is Lane.COMPILE and ends_unit:
             self.may_compile = max(0, self.may_compile - 1)
         if lane is Lane.REUSE:

@@ -105,7 +105,7 @@ def test_a_misspelt_value_gets_near_names(option: str, value: str, near: str) ->
         {"scope": "auto", "targets": ("net.*",)},
         {"scope": "module", "targets": ("net",)},
     ],
-    ids=str,
+    ids=lambda options: ", ".join(f"{k}={getattr(v, '__name__', v)}" for k, v in options.items()),
 )
 def test_an_allowed_value_is_taken(options: dict[str, Any]) -> None:
     config = HotCompileConfig(**options)

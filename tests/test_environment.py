@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hotcompile import HotCompile, HotCompileConfig, environment
-from lightning_hotcompile.environment import callbacks_from_environment, is_switched_off, switch
+from lightning_hotcompile.environment import callbacks_from_environment
 from lightning_hotcompile.errors import ConfigError
+from lightning_hotcompile.switch import is_switched_off, switch
 
 VARIABLES = ("HOTCOMPILE", "HOTCOMPILE_THRESHOLD", "HOTCOMPILE_DEBUG", "HOTCOMPILE_EVENT_LOG")
 

@@ -44,8 +44,7 @@ STAYS: list[tuple[str, State, Facts, Action]] = [
     ("not hot", state(Phase.OBSERVING), Facts(decision=GO), Action.NONE),
     ("hot, undecided", state(Phase.OBSERVING), Facts(hot=True), Action.NONE),
     ("nothing is known", state(Phase.OBSERVING), Facts(), Action.NONE),
-    ("captured, not installed", state(Phase.FLIPPING, flips=1), Facts(captured=True), Action.INSTALL),
-    ("nothing captured", state(Phase.FLIPPING, flips=1), Facts(), Action.INSTALL),
+    ("not installed", state(Phase.FLIPPING, flips=1), Facts(), Action.INSTALL),
     ("installed, has not run", state(Phase.FLIPPING, flips=1), Facts(installed=True), Action.NONE),
     ("too few pairs", state(Phase.SETTLING, flips=1), Facts(installed=True, compiled_steps=9), Action.NONE),
     ("unsure above", state(Phase.SETTLING, flips=1), Facts(ratio=UNSURE_UP), Action.NONE),
@@ -267,7 +266,6 @@ def any_facts(rng: random.Random) -> Facts:
         hot=rng.random() < 0.6,
         decision=rng.choice([None, GO, GO, NO_GO]),
         needs_capture=rng.random() < 0.5,
-        captured=rng.random() < 0.5,
         installed=rng.random() < 0.5,
         compiled_steps=rng.choice([0, 1, 5]),
         failure=rng.choice([None, None, None, "failed"]),
@@ -319,7 +317,7 @@ def test_values_are_frozen_and_read_well() -> None:
 def test_a_run_as_it_should_be() -> None:
     now = advance(State(), Facts(hot=True, decision=GO, needs_capture=True))
     assert now.action is Action.CAPTURE
-    now = advance(now.state, Facts(captured=True))
+    now = advance(now.state, Facts())
     assert now.action is Action.INSTALL
     now = advance(now.state, Facts(installed=True, compiled_steps=1))
     now = advance(now.state, Facts(installed=True, compiled_steps=20, ratio=FASTER))

@@ -294,7 +294,7 @@ class TestStances:
 
         compiled = torch.compile(lambda x: x * 7, backend=backend, dynamic=False)
         compiled(torch.ones(2))
-        with dynamo.reuse_only():
+        with dynamo.ReuseOnly():
             compiled(torch.ones(2))
             assert len(runs) == 2
             compiled(torch.ones(3))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT_SPEEDUP = 1.25
-"""Assumed eager time / compiled time of a step when nothing is measured yet.
+SPEEDUP_WITH_OPTIMIZER = 1.32
+"""Assumed eager time / compiled time of a whole step with a compiled optimizer (11 small CPU models)."""
 
-A middle of what is known: 1.18x for whole steps and 1.32x with a compiled optimizer on 11 small
-CPU models, 1.25x as the geometric mean of a public GPU benchmark suite.
-"""
+SPEEDUP_OF_STEP = 1.18
+"""The same for the whole step alone (the same 11 models)."""
 
-BASE_COMPILE_S = 12.0
+SPEEDUP_OF_REGIONS = 1.16
+"""The same for compiled blocks (a Llama of 8B parameters on 8 GPUs: 1.157; small CPU models gain less)."""
+
+BASE_COMPILE_S = 11.0
 """Seconds until the first graph is compiled, the toolchain's own start included (2 CPU cores, cold)."""
 
-SECONDS_PER_REGION = {"step": 10.0, "group": 7.0, "module": 7.0, "function": 3.0, "optimizer": 6.0}
+SECONDS_PER_REGION = {"step": 10.0, "group": 7.0, "module": 7.0, "function": 3.0, "optimizer": 4.0}
 """Seconds for each further region, forward and backward (a GPT of 4 blocks, 2 CPU cores, cold)."""
 
 
@@ -33,12 +35,19 @@ def expected_compile_s(kinds: tuple[str, ...]) -> float:
     return BASE_COMPILE_S + sum(SECONDS_PER_REGION.get(kind, 7.0) for kind in kinds)
 
 
+def expected_speedup(kinds: tuple[str, ...]) -> float:
+    """Eager time / compiled time that regions of these kinds are expected to give."""
+    if "step" in kinds:
+        return SPEEDUP_WITH_OPTIMIZER if "optimizer" in kinds else SPEEDUP_OF_STEP
+    return SPEEDUP_OF_REGIONS
+
+
 def forecast(
     *,
     remaining_steps: int | None,
     step_s: float | None,
     compile_s: float,
-    speedup: float = DEFAULT_SPEEDUP,
+    speedup: float,
 ) -> Decision:
     """Weigh the time that compiling saves in the steps that are left against what it costs.
 

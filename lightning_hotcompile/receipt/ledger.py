@@ -18,6 +18,7 @@ class StepRecord:
 
     ``ends_unit`` is false for a micro-step after which gradients are accumulated further;
     ``disturbed`` steps (compiled something, were recorded, or hold an odd batch) are not compared.
+    ``pairs`` is where the time of a settling step goes.
     """
 
     phase: str
@@ -26,6 +27,7 @@ class StepRecord:
     disturbed: bool = False
     stalled: bool = False
     recorded: bool = False
+    pairs: PairedUnits | None = None
 
 
 @dataclass(kw_only=True)
@@ -101,7 +103,9 @@ class Ledger:
         self._recent = time.seconds
         self._in_steps += time.seconds
         self._between += time.wait_seconds
-        phase = self._phases.setdefault(record.phase, _PhaseTotal())
+        phase = self._phases.get(record.phase)
+        if phase is None:
+            phase = self._phases[record.phase] = _PhaseTotal()
         phase.steps += 1
         phase.seconds += time.seconds
         if record.stalled:
@@ -113,8 +117,8 @@ class Ledger:
         if not record.disturbed:
             phase.times.add(time.seconds)
             (self._compiled if record.compiled else self._eager).add(time.seconds)
-        if record.phase == "settling":
-            self.pairs.add(record, time.seconds)
+        if record.pairs is not None:
+            record.pairs.add(record, time.seconds)
 
     @property
     def recent_step_ms(self) -> float | None:

@@ -19,6 +19,7 @@ import torch._dynamo
 import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.eval_frame import DynamoStance, _set_stance
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
 from torch._dynamo.utils import counters, get_compilation_metrics
 from torch.fx import GraphModule
@@ -101,10 +102,19 @@ class _FailuresTold(logging.Filter):
         return False
 
 
-def reuse_only() -> contextlib.AbstractContextManager[Any]:
-    """A step that uses what is compiled already and runs everything else eagerly."""
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("eager_on_recompile")
-    return stance
+class ReuseOnly:
+    """A step that uses what is compiled already and runs everything else eagerly.
+
+    The same as ``torch.compiler.set_stance("eager_on_recompile")``, made once and not for each step.
+    """
+
+    _STANCE = DynamoStance("eager_on_recompile")
+
+    def __enter__(self) -> None:
+        self._prior = _set_stance(self._STANCE)
+
+    def __exit__(self, *_: object) -> None:
+        _set_stance(self._prior)
 
 
 def dynamic_integers(patterns: Sequence[str]) -> contextlib.AbstractContextManager[Any]:

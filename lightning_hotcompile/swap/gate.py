@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 
-from lightning_hotcompile.swap.dynamo import compiling_allowed, reuse_only
+from lightning_hotcompile.swap.dynamo import ReuseOnly, compiling_allowed
 
 
 class Lane(enum.Enum):
@@ -31,7 +31,8 @@ class Gate:
     def __init__(self, *, suppress_errors: bool = True) -> None:
         self.suppresses_errors = suppress_errors
         self.failures: list[BaseException] = []
-        self._contexts: contextlib.ExitStack | None = None
+        self._context: contextlib.AbstractContextManager[None] | None = None
+        self._reuse_only = ReuseOnly()
         self.lane = Lane.EAGER
 
     @property
@@ -41,21 +42,22 @@ class Gate:
 
     def open(self, lane: Lane) -> None:
         """Let a step through on this lane; a step that was left open is closed first."""
-        self.close()
+        if self._context is not None:
+            self.close()
         if lane is Lane.EAGER:
             return
-        self._contexts = contextlib.ExitStack()
+        context: contextlib.AbstractContextManager[None] = self._reuse_only
         if lane is Lane.COMPILE:
-            self._contexts.enter_context(
-                compiling_allowed(suppress_errors=self.suppresses_errors, on_failure=self.failures.append)
+            context = compiling_allowed(
+                suppress_errors=self.suppresses_errors, on_failure=self.failures.append
             )
-        else:
-            self._contexts.enter_context(reuse_only())
+        context.__enter__()
+        self._context = context
         self.lane = lane
 
     def close(self) -> None:
         """Back to eager; a second call does nothing."""
         self.lane = Lane.EAGER
-        contexts, self._contexts = self._contexts, None
-        if contexts is not None:
-            contexts.close()
+        context, self._context = self._context, None
+        if context is not None:
+            context.__exit__(None, None, None)

@@ -113,7 +113,7 @@ class Installation:
         """Take out the regions that failed: pairs of name and reason, new ones only."""
         dropped = []
         for swapped in self._swapped:
-            reason = swapped.error or self.witness.error_of(swapped.region.name)
+            reason = self.witness.error_of(swapped.region.name) or swapped.error
             if reason is not None and swapped.is_in_place:
                 swapped.error = reason
                 swapped.take_out()
@@ -140,13 +140,13 @@ class Installation:
 
     def _proof(self, swapped: SwappedRegion) -> Proof:
         name = swapped.region.name
-        graphs = self.witness.graphs_of(name)
+        graphs = [g for g in self.witness.graphs_of(name) if g.error is None]
         return Proof(
             region=swapped.region,
             graphs=len(graphs),
             runs=self.witness.runs_of(name),
             compile_s=sum(g.seconds for g in graphs),
-            error=swapped.error or self.witness.error_of(name),
+            error=self.witness.error_of(name) or swapped.error,
             in_place=swapped.is_in_place,
         )
 

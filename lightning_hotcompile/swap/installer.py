@@ -66,7 +66,8 @@ class SwappedRegion:
         except CompilerError as error:
             if not self._gate.suppresses_errors:
                 raise
-            self.error = first_line(error)
+            self._gate.failures.append(error)
+            self.error = self._witness.error_of(self.region.name) or first_line(error)
         return eager(*args, **kwargs)
 
     def put(self, root: nn.Module) -> None:

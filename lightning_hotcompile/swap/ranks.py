@@ -49,16 +49,12 @@ class Ranks:
 
     They exchange proposals at steps that all of them can tell from their own counters: while
     observing at every ``interval``-th batch, while flipping at each batch, while settling at every
-    tenth. In an end state nothing is exchanged.
+    tenth. In an end state nothing is exchanged. ``world_size`` is 1 without a process group.
     """
 
     def __init__(self, interval: int = 10) -> None:
         self._interval = max(1, interval)
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes; 1 without a process group."""
-        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self.world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     @property
     def rank(self) -> int:

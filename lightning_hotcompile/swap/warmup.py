@@ -29,6 +29,7 @@ class Capture:
     kwargs: dict[str, Any]
     grad_enabled: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast_cache: bool
     default_dtype: torch.dtype
 
     @classmethod
@@ -41,6 +42,7 @@ class Capture:
             autocast=tuple(
                 (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES
             ),
+            autocast_cache=torch.is_autocast_cache_enabled(),
             default_dtype=torch.get_default_dtype(),
         )
 
@@ -50,7 +52,8 @@ class Capture:
         with contextlib.ExitStack() as stack:
             for device, enabled, dtype in self.autocast:
                 if enabled or torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+                    cache = self.autocast_cache
+                    stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=cache))
             stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self.default_dtype)

@@ -102,7 +102,8 @@ class StepDetector:
             signature: anything hashable that says what the step is; ``None``: ``record`` will tell.
         """
         self._begun, self._given = True, signature
-        self._recorded, self._n_recorded = hashlib.sha256(), 0
+        if signature is None:
+            self._recorded, self._n_recorded = hashlib.sha256(), 0
 
     def record(self, op: str, *tensors_or_meta: object) -> None:
         """Tell one operation of the step that was begun: its name, and the shape and dtype of each tensor.

@@ -9,10 +9,13 @@ import pytest
 
 from lightning_hotcompile.plan.forecast import (
     BASE_COMPILE_S,
-    DEFAULT_SPEEDUP,
     SECONDS_PER_REGION,
+    SPEEDUP_OF_REGIONS,
+    SPEEDUP_OF_STEP,
+    SPEEDUP_WITH_OPTIMIZER,
     Decision,
     expected_compile_s,
+    expected_speedup,
     forecast,
 )
 
@@ -29,10 +32,10 @@ def test_a_long_run_is_worth_it_and_says_why() -> None:
 
 
 def test_a_short_run_is_not_and_says_why() -> None:
-    decision = forecast(remaining_steps=50, step_s=0.02, compile_s=22.0)
+    decision = forecast(remaining_steps=50, step_s=0.02, compile_s=22.0, speedup=SPEEDUP_OF_STEP)
     assert not decision.go
     assert decision.reason.startswith("not worth it: 50 steps of 20 ms are left")
-    assert decision.expected_saving_s == pytest.approx(50 * 0.02 * (1 - 1 / DEFAULT_SPEEDUP))
+    assert decision.expected_saving_s == pytest.approx(50 * 0.02 * (1 - 1 / SPEEDUP_OF_STEP))
 
 
 @pytest.mark.parametrize("remaining", [0, 1, 10, 500, 10**6])
@@ -52,8 +55,8 @@ def test_even_is_not_enough() -> None:
 
 
 def test_what_is_compiled_already_costs_nothing_more() -> None:
-    assert forecast(remaining_steps=1, step_s=0.01, compile_s=0.0).go
-    assert not forecast(remaining_steps=0, step_s=0.01, compile_s=0.0).go
+    assert forecast(remaining_steps=1, step_s=0.01, compile_s=0.0, speedup=SPEEDUP_OF_STEP).go
+    assert not forecast(remaining_steps=0, step_s=0.01, compile_s=0.0, speedup=SPEEDUP_OF_STEP).go
 
 
 def test_an_expected_slowdown_is_declined() -> None:
@@ -64,7 +67,7 @@ def test_an_expected_slowdown_is_declined() -> None:
 
 
 def test_an_endless_run_goes() -> None:
-    decision = forecast(remaining_steps=None, step_s=0.05, compile_s=22.0)
+    decision = forecast(remaining_steps=None, step_s=0.05, compile_s=22.0, speedup=SPEEDUP_OF_STEP)
     assert decision.go
     assert "unknown" in decision.reason
     assert "50 ms" in decision.reason
@@ -73,7 +76,7 @@ def test_an_endless_run_goes() -> None:
 
 @pytest.mark.parametrize("remaining", [None, 5])
 def test_nothing_measured_yet_goes(remaining: int | None) -> None:
-    decision = forecast(remaining_steps=remaining, step_s=None, compile_s=22.0)
+    decision = forecast(remaining_steps=remaining, step_s=None, compile_s=22.0, speedup=SPEEDUP_OF_STEP)
     assert decision.go
     assert "threshold=0" in decision.reason
 
@@ -91,7 +94,9 @@ def test_each_kind_of_region_has_a_price() -> None:
 
 
 def test_numbers_read_well() -> None:
-    reason = forecast(remaining_steps=1_234_567, step_s=1.23456e-3, compile_s=12.345).reason
+    reason = forecast(
+        remaining_steps=1_234_567, step_s=1.23456e-3, compile_s=12.345, speedup=SPEEDUP_OF_STEP
+    ).reason
     assert re.search(r"1,234,567 steps of 1\.23 ms", reason)
     assert reason.endswith("costs about 12 s")
 
@@ -99,3 +104,9 @@ def test_numbers_read_well() -> None:
 def test_a_decision_has_its_reason() -> None:
     with pytest.raises(TypeError):
         Decision(go=True)  # type: ignore[call-arg]
+
+
+def test_the_expected_speed_up_depends_on_what_is_compiled() -> None:
+    assert expected_speedup(("step", "optimizer")) == SPEEDUP_WITH_OPTIMIZER
+    assert expected_speedup(("step",)) == SPEEDUP_OF_STEP
+    assert expected_speedup(("group", "module", "optimizer")) == SPEEDUP_OF_REGIONS
