@@ -9,12 +9,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch.optim import Optimizer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import plan_for, why_idle
-from lightning_hotcompile.receipt.event_kinds import Event
+from lightning_hotcompile.receipt.event_kinds import Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, PhaseInProgressBar
 from lightning_hotcompile.receipt.report import Report, headline
@@ -56,6 +57,7 @@ class HotCompile(Callback):
         options: Mapping[str, Any] | None = None,
         cost_gate: bool = True,
         min_speedup: float = 1.02,
+        parity: str = "auto",
         compile_optimizer: bool | str = "auto",
         max_flips: int = 3,
         max_signatures: int = 4,
@@ -78,6 +80,7 @@ class HotCompile(Callback):
             options=options,
             cost_gate=cost_gate,
             min_speedup=min_speedup,
+            parity=parity,
             compile_optimizer=compile_optimizer,
             max_flips=max_flips,
             max_signatures=max_signatures,
@@ -142,6 +145,13 @@ class HotCompile(Callback):
         if self._session is not None:
             self._guarded(trainer, lambda session: session.before_step(batch))
             self._log_what_is_new(trainer)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """The recorded operations are those of forward and backward; the update would double them."""
+        if self._session is not None and pl_module.automatic_optimization:
+            self._guarded(trainer, Session.end_recording)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -238,6 +248,8 @@ class HotCompile(Callback):
         self._events.emit(event)
         if self.config.verbose:
             rank_zero_info(f"HotCompile: {describe(event)}")
+            if isinstance(event, Planned):
+                rank_zero_info(event.tree)
 
     def _log_what_is_new(self, trainer: Trainer) -> None:
         told, self._told = self._told, len(self._events.events)

@@ -87,6 +87,9 @@ class HotCompileConfig:
     min_speedup: float = 1.02
     """Measured speed-up (eager time / compiled time) below which the flip is taken back."""
 
+    parity: str = "auto"
+    """If compiled code differs from eager: ``auto`` runs eagerly, ``warn``, ``raise``; ``off`` = no check."""
+
     compile_optimizer: bool | str = "auto"
     """Compile the optimizer's step too; ``"auto"`` decides by scope and optimizer."""
 
@@ -118,6 +121,7 @@ class HotCompileConfig:
         _one_of("mode", self.mode, (None, *MODES))
         _one_of("dynamic", self.dynamic, ("auto", True, False, None))
         _one_of("compile_optimizer", self.compile_optimizer, ("auto", True, False))
+        _one_of("parity", self.parity, ("auto", "off", "warn", "raise"))
         _one_of("on_error", self.on_error, ("eager", "raise"))
         for name in ("fullgraph", "cost_gate", "verbose"):
             _one_of(name, getattr(self, name), (True, False))

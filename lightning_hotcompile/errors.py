@@ -22,6 +22,10 @@ class PlanError(HotCompileError):
     """What was asked for cannot be done with this model."""
 
 
+class ParityError(HotCompileError):
+    """Compiled code computes something else than eager, and ``parity="raise"`` was asked for."""
+
+
 class HotCompileWarning(UserWarning):
     """Something was not done as asked; training goes on."""
 

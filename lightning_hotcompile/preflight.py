@@ -26,13 +26,7 @@ def plan_for(trainer: Trainer, module: LightningModule, config: HotCompileConfig
         ConfigError: the backend is unknown, or CUDA graphs meet gradient accumulation.
     """
     check_backend(config.backend, config.mode, config.options)
-    accumulation = trainer_facts.accumulation(trainer)
-    if config.uses_cuda_graphs and accumulation > 1:
-        raise ConfigError(
-            f"mode={config.mode!r} records CUDA graphs, which overwrite their outputs at each replay: with "
-            f"accumulate_grad_batches={accumulation} gradients would be lost. Use "
-            "mode='max-autotune-no-cudagraphs', or accumulate_grad_batches=1."
-        )
+    _refuse_graphs_that_accumulate(config, trainer_facts.accumulation(trainer))
     return plan_compile(
         module,
         scope=config.scope,
@@ -42,4 +36,18 @@ def plan_for(trainer: Trainer, module: LightningModule, config: HotCompileConfig
         compile_optimizer=config.compile_optimizer,
         optimizers=trainer.optimizers,
         fullgraph=config.fullgraph,
+    )
+
+
+def _refuse_graphs_that_accumulate(config: HotCompileConfig, accumulation: int) -> None:
+    if not config.uses_cuda_graphs or accumulation == 1:
+        return
+    if config.mode is None:
+        given, remedy = "options={'triton.cudagraphs': True}", "Leave that option away"
+    else:
+        given, remedy = f"mode={config.mode!r}", "Use mode='max-autotune-no-cudagraphs'"
+    raise ConfigError(
+        f"{given} records CUDA graphs, which overwrite their outputs at each replay: with "
+        f"accumulate_grad_batches={accumulation} gradients would be lost. {remedy}, or "
+        "accumulate_grad_batches=1."
     )

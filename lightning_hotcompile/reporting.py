@@ -10,9 +10,10 @@ from lightning_hotcompile.receipt.events import event_to_dict
 from lightning_hotcompile.receipt.report import RegionProof, Report
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.swap.installation import Proof
+from lightning_hotcompile.swap.witness import Graph
 from lightning_hotcompile.trainer_facts import versions
 
-PARITY_NOT_CHECKED = "not checked: this version does not compare compiled code with eager"
+NOTHING_COMPARED = "nothing was compiled"
 
 
 def empty_report(phase: str, reason: str, events: Sequence[Event] = ()) -> Report:
@@ -29,7 +30,7 @@ def empty_report(phase: str, reason: str, events: Sequence[Event] = ()) -> Repor
         stall_s=0.0,
         recompiles=0,
         graph_breaks=0,
-        parity=PARITY_NOT_CHECKED,
+        parity=NOTHING_COMPARED,
         versions=versions(),
         events=tuple(event_to_dict(e) for e in events),
     )
@@ -39,6 +40,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
     """What is known now; it can be asked for at any time."""
     ledger, installation, state = session.ledger, session.flip.installation, session.main_state
     proofs = session.flip.proofs() if session.ever_flipped else []
+    graphs = installation.witness.graphs
     return Report(
         phase=str(state.phase),
         reason=state.reason,
@@ -51,7 +53,10 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         stall_s=ledger.stall_s,
         recompiles=session.story.recompiles,
         graph_breaks=installation.graph_breaks if session.ever_flipped else 0,
-        parity=PARITY_NOT_CHECKED,
+        parity=_parity_text(graphs),
+        parity_error=max(
+            (g.parity.error for g in graphs if g.parity and g.parity.error is not None), default=None
+        ),
         eager_ms=ledger.eager_ms,
         compiled_ms=ledger.compiled_ms,
         speedup=ledger.pairs.ratio(),
@@ -77,6 +82,7 @@ def scalars(report: Report, phase_numbers: Mapping[str, int]) -> dict[str, float
         "speedup": report.speedup and report.speedup.value,
         "saved_s": report.saved_s,
         "break_even_step": report.break_even_step,
+        "parity_error": report.parity_error,
     }
     if report.regions:
         measured |= {
@@ -102,6 +108,22 @@ def _region_proof(proof: Proof) -> RegionProof:
         proven=proven,
         note="" if proven else proof.error or "its compiled code did not run",
     )
+
+
+def _parity_text(graphs: Sequence[Graph]) -> str:
+    """How many graphs agree with eager, and why others were not compared."""
+    if not graphs:
+        return NOTHING_COMPARED
+    agree = [g.parity for g in graphs if g.parity is not None and g.parity.agrees]
+    wrong = [g for g in graphs if g.parity is not None and g.parity.failed]
+    others = [g.parity.reason for g in graphs if g.parity is not None and g.parity.agrees is None]
+    text = f"{len(agree)} of {len(graphs)} graphs agree with eager"
+    errors = [p.error for p in agree if p.error is not None]
+    text += f", largest difference {max(errors):.2g}" if errors else ""
+    noisy = sum(p.stochastic for p in agree)
+    text += f"; {noisy} of them random, held against eager's own noise" if noisy else ""
+    text += "".join(f"; {g.region} is NOT right: {g.parity.reason}" for g in wrong if g.parity)
+    return text + "".join(f"; {reason}" for reason in dict.fromkeys(others))
 
 
 def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:

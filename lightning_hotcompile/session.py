@@ -105,7 +105,7 @@ class Session:
         start = self._now()
         (track, record, lane), self._current = self._current, None
         if self._recorder is not None:
-            self._end_recording()
+            self.end_recording()
         self.steps += 1
         record.ends_unit = trainer_facts.ends_unit(self._trainer)
         ran, new_graphs = self.flip.close()
@@ -141,7 +141,7 @@ class Session:
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
-        self._end_recording()
+        self.end_recording()
         if self._current is not None:
             self._current = None
             self._clock.abandon()
@@ -187,7 +187,8 @@ class Session:
         self._recorder = OpRecorder()
         self._recorder.start()
 
-    def _end_recording(self) -> None:
+    def end_recording(self) -> None:
+        """Stop recording operations, if this step is recorded; a second call does nothing."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
 
@@ -30,12 +30,17 @@ def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
 
 
 def _seconds_left(trainer: Trainer) -> float | None:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in _callbacks(trainer):
         remaining = getattr(callback, "time_remaining", None)
         if callable(remaining):
             seconds = remaining()
             return None if seconds is None else float(seconds)
     return None
+
+
+def _callbacks(trainer: Trainer) -> list[Callback]:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return callbacks
 
 
 def ends_unit(trainer: Trainer) -> bool:
@@ -77,6 +82,6 @@ def versions() -> dict[str, str]:
 
 
 def accumulation(trainer: Trainer) -> int:
-    """Batches per optimizer step."""
-    value: Any = trainer.accumulate_grad_batches
-    return int(value)
+    """Batches per optimizer step: the most of any epoch, as a callback may change it on the way."""
+    schedules = [c.scheduling for c in _callbacks(trainer) if isinstance(c, GradientAccumulationScheduler)]
+    return max([trainer.accumulate_grad_batches, *(n for s in schedules for n in s.values())])

@@ -111,6 +111,26 @@ class Compiled(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParityChecked(Event):
+    """A graph was run eagerly and compiled on its first real inputs."""
+
+    region: str
+    agrees: bool | None
+    """None: not compared."""
+
+    error: float
+    """Largest absolute difference; NaN if not compared."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        if self.agrees is None:
+            return f"{self.region} {self.reason}"
+        verdict = "agrees with eager" if self.agrees else f"is NOT right: {self.reason}"
+        return f"{self.region} {verdict}, largest difference {_number(self.error, '.2g')}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeedUp(Event):
     """Compiled steps were measured against eager ones; a value above 1 is faster."""
 

@@ -90,6 +90,9 @@ class Report:
     parity: str
     """What the comparison with eager said, in words."""
 
+    parity_error: float | None = None
+    """Largest absolute difference from eager over all graphs that were compared."""
+
     eager_ms: Summary | None = None
     compiled_ms: Summary | None = None
     speedup: Ratio | None = None
@@ -103,7 +106,7 @@ class Report:
 
     regions: tuple[RegionProof, ...] = ()
     peak_memory_mb: Mapping[str, float] = field(default_factory=dict)
-    """Peak memory in MB by arm: ``eager``, ``compiled``."""
+    """Peak memory in MB: ``until_flip`` and of the ``whole_run``."""
 
     overhead_us: float | None = None
     """Microseconds that the callback itself adds to a step."""

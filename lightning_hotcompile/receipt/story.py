@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from lightning_hotcompile.receipt.event_kinds import (
@@ -11,6 +12,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Detected,
     Event,
     Fallback,
+    ParityChecked,
     PhaseChanged,
     Planned,
     Recompiled,
@@ -82,7 +84,7 @@ class Story:
     def compiled(self, graphs: Sequence[Graph], known: Collection[str], reasons: Sequence[str] = ()) -> None:
         """Graphs went through the backend; one of a region that was known before is a recompile."""
         for graph in graphs:
-            if graph.error is not None:
+            if graph.error is not None and graph.parity is None:
                 continue  # told as a fallback when the region is taken out
             self._emit(
                 Compiled(
@@ -93,11 +95,26 @@ class Story:
                     cache_hit=graph.cache_hit,
                 )
             )
+            self._compared(graph)
         for graph in graphs:
             if graph.region in known:
                 self.recompiles += 1
                 reason = reasons[-1] if reasons else "another variant of the step"
                 self._emit(Recompiled(step=self._step(), region=graph.region, reason=reason))
+
+    def _compared(self, graph: Graph) -> None:
+        parity = graph.parity
+        if parity is None:
+            return
+        self._emit(
+            ParityChecked(
+                step=self._step(),
+                region=graph.region,
+                agrees=parity.agrees,
+                error=math.nan if parity.error is None else parity.error,
+                reason=parity.reason,
+            )
+        )
 
     def fell_back(self, region: str, reason: str) -> None:
         """A region runs eagerly from now on."""

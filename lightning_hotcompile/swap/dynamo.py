@@ -18,10 +18,11 @@ import torch
 import torch._dynamo
 import torch._functorch.config as functorch_config
 import torch.compiler.config
+from torch import Tensor
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import DynamoStance, _set_stance
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
-from torch._dynamo.utils import counters, get_compilation_metrics
+from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx import GraphModule
 
 _log = logging.getLogger(__name__)
@@ -190,6 +191,17 @@ def backward_with_forward() -> contextlib.AbstractContextManager[Any]:
         force_non_lazy_backward_lowering=True
     )
     return patch
+
+
+def agree_within_tolerance(
+    eager: Tensor, compiled: Tensor, reference: Tensor | None, tolerance: float
+) -> bool:
+    """PyTorch's own rule for compiled results: close, or as near to a 64-bit reference as eager is."""
+    reference = eager if reference is None else reference
+    agrees: bool = same(
+        eager, compiled, reference, tol=tolerance, equal_nan=True, log_error=lambda *_, **__: None
+    )
+    return agrees
 
 
 def backend_names() -> list[str]:

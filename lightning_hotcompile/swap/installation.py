@@ -57,7 +57,7 @@ class Installation:
         self.plan = plan
         self.gate = Gate(suppress_errors=config.on_error != "raise")
         self.timer = CompileTimer()
-        self.witness = Witness(config.backend, mode=config.mode, options=config.options)
+        self.witness = Witness(config.backend, mode=config.mode, options=config.options, parity=config.parity)
         self._root = root
         self._config = config
         self._islands = IslandGuard(root, [i.name for i in plan.islands])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule
 
-from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.errors import ConfigError, HotCompileWarning, ParityError, near_names
 from lightning_hotcompile.swap.dynamo import (
     CompiledFn,
     RestartCompile,
@@ -19,6 +22,7 @@ from lightning_hotcompile.swap.dynamo import (
     cache_hits,
     resolve_backend,
 )
+from lightning_hotcompile.swap.parity import Parity, compare
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +33,7 @@ class Graph:
 
     ``seconds`` is the backend's own time, forward and backward. ``error`` is set if the backend
     failed: then the frame runs eagerly. ``cache_hit`` tells whether Inductor found
-    it in its cache, ``None`` if that is not known.
+    it in its cache, ``None`` if that is not known. ``parity`` is set by the first run.
     """
 
     region: str
@@ -38,6 +42,7 @@ class Graph:
     runs: int = 0
     error: str | None = None
     cache_hit: bool | None = None
+    parity: Parity | None = None
 
 
 class Witness:
@@ -51,6 +56,8 @@ class Witness:
         backend: name of a Dynamo backend, or a callable ``(graph_module, example_inputs)``.
         mode: Inductor's mode.
         options: Inductor's options.
+        parity: what to do about a graph whose first run differs from eager: ``auto`` runs it eagerly and
+            sets its error, ``warn`` only warns, ``raise`` raises, ``off`` does not compare.
         now: a clock in seconds.
     """
 
@@ -60,10 +67,12 @@ class Witness:
         *,
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
+        parity: str = "auto",
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._compile = resolve_backend(backend, mode, options)
         self._counts_cache_hits = backend == "inductor"
+        self._parity = parity
         self._now = now
         self.graphs: list[Graph] = []
         self.total_runs = 0
@@ -107,12 +116,38 @@ class Witness:
         graph.cache_hit = cache_hits() > hits if self._counts_cache_hits else None
         self.graphs.append(graph)
 
+        if self._parity == "off":
+            graph.parity = Parity(agrees=None, reason="parity='off'")
+        in_use = compiled
+
         def run(*args: Any) -> Any:
+            nonlocal in_use
             graph.runs += 1
             self.total_runs += 1
-            return compiled(*args)
+            if graph.parity is None:
+                in_use = self._checked(graph, graph_module, compiled, args)
+            return in_use(*args)
 
         return run
+
+    def _checked(
+        self, graph: Graph, graph_module: GraphModule, compiled: CompiledFn, args: Sequence[Any]
+    ) -> CompiledFn:
+        """What is to run from now on: the compiled code, or the captured graph itself if they differ."""
+        graph.parity = parity = compare(graph_module, compiled, args, tensors_of(graph_module))
+        if not parity.failed:
+            return compiled
+        message = f"compiled code of {graph.region} is not right: {parity.reason}"
+        if self._parity == "raise":
+            raise ParityError(f"{message}. Set parity='auto' to train on eagerly.")
+        if self._parity == "warn":
+            warnings.warn(
+                f"{message}. It is used all the same: parity='warn'.", HotCompileWarning, stacklevel=2
+            )
+            return compiled
+        graph.error = f"not right: {parity.reason}"
+        eager: CompiledFn = graph_module.forward
+        return eager
 
 
 def first_line(error: BaseException) -> str:
@@ -138,6 +173,16 @@ def check_backend(backend: str | CompiledFn, mode: str | None, options: Mapping[
         raise ConfigError(
             f"options={dict(options or {})!r} are refused by the backend: {unknown}."
         ) from error
+
+
+def tensors_of(graph_module: GraphModule) -> list[Tensor]:
+    """Tensors that the graph holds by itself: Dynamo puts an optimizer's parameters and state there."""
+    held = [*graph_module.parameters(), *graph_module.buffers()]
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        value = functools.reduce(getattr, str(node.target).split("."), graph_module)
+        if isinstance(value, Tensor):
+            held.append(value)
+    return list({id(t): t for t in held}.values())
 
 
 def _count_ops(graph_module: GraphModule) -> int:

@@ -20,6 +20,7 @@ _SHORT_NAMES = {"addmm": "linear", "mm": "matmul", "bmm": "matmul"}
 _PLUMBING = frozenset(
     {"t", "view", "_unsafe_view", "detach", "alias", "transpose", "permute", "expand", "unsqueeze", "squeeze"}
     | {"select", "slice", "split", "unbind", "reshape", "clone", "as_strided", "empty", "lift_fresh"}
+    | {"_record_function_enter_new", "_record_function_exit"}
     | {"_to_copy"}
 )
 
