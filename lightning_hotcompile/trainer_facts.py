@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
+_STRATEGIES_THAT_SHARD = ("FSDPStrategy", "ModelParallelStrategy")
 
 
 def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
@@ -55,6 +56,9 @@ def why_not_supported(trainer: Trainer, module: LightningModule) -> str | None:
     owner = next((name for name in _STRATEGIES_THAT_OWN_THE_STEP if name in names), None)
     if owner is not None:
         return f"{owner} runs the step in an engine of its own, which this callback does not change"
+    sharding = next((name for name in _STRATEGIES_THAT_SHARD if name in names), None)
+    if sharding is not None:
+        return f"{sharding} shards parameters and gathers them in hooks, which this version does not compile"
     if getattr(module, "_compiler_ctx", None) is not None:
         return "the LightningModule was compiled by the user already (torch.compile(model)); leave that away"
     if module._compiled_call_impl is not None:

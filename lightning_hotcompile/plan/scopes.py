@@ -6,7 +6,7 @@ import fnmatch
 import importlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -151,28 +151,30 @@ def _group(blocks: Sequence[Block]) -> tuple[Region, ...]:
     groups: dict[str, list[Block]] = {}
     for block in blocks:
         groups.setdefault(block.structure, []).append(block)
-    return tuple(
-        _single(members[0])
-        if len(members) == 1
-        else Region(
-            name=_common_name([b.name for b in members]),
-            kind="group",
-            members=tuple(b.name for b in members),
-            class_name=members[0].class_name,
-            parameters=members[0].parameters,
-            structure=members[0].structure,
-        )
-        for members in groups.values()
+    regions: list[Region] = []
+    for members in groups.values():
+        region = _single(members[0]) if len(members) == 1 else _group_region(members)
+        times = sum(r.name == region.name or r.name.startswith(f"{region.name} #") for r in regions)
+        regions.append(replace(region, name=f"{region.name} #{times + 1}") if times else region)
+    return tuple(regions)
+
+
+def _group_region(members: Sequence[Block]) -> Region:
+    return Region(
+        name=_common_name([b.name for b in members]),
+        kind="group",
+        members=tuple(b.name for b in members),
+        class_name=members[0].class_name,
+        parameters=members[0].parameters,
+        structure=members[0].structure,
     )
 
 
 def _common_name(names: Sequence[str]) -> str:
     """``net.blocks.*`` for ``net.blocks.0`` and ``net.blocks.1``; else the first name and a count."""
     parents = {n.rpartition(".")[0] for n in names}
-    if len(parents) == 1:
-        parent = parents.pop()
-        return f"{parent}.* [{names[0].rpartition('.')[2]}..]" if parent else f"{names[0]} +{len(names) - 1}"
-    return f"{names[0]} +{len(names) - 1}"
+    parent = parents.pop()
+    return f"{parent}.*" if parent and not parents else f"{names[0]} +{len(names) - 1}"
 
 
 def _function_region(target: str) -> Region:

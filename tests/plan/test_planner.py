@@ -120,7 +120,7 @@ class TestRegions:
         (region,) = plan.regions
         assert region.kind == "group"
         assert region.members == ("net.blocks.0", "net.blocks.1", "net.blocks.2")
-        assert region.name == "net.blocks.* [0..]"
+        assert region.name == "net.blocks.*"
         assert region.class_name == "Block"
         assert {m.name for m in plan.left_eager} == {"net.embed", "net.head.0", "net.head.1"}
 
@@ -444,7 +444,7 @@ class TestTree:
         assert str(plan) == (
             f"plan {plan.digest}: scope regions (scope='regions' was asked for)\n"
             "├── compiled\n"
-            "│   └── net.blocks.* [0..]: Block x3 as one group, 552 parameters each\n"
+            "│   └── net.blocks.*: Block x3 as one group, 552 parameters each\n"
             "├── kept eager\n"
             "│   └── net.embed (Linear): keep_eager='net.embed'\n"
             "└── left eager\n"
