@@ -78,6 +78,7 @@ OTHER_VALUES: dict[str, Any] = {
     "compile_optimizer": True,
     "max_flips": 1,
     "max_signatures": 2,
+    "parity": "warn",
     "on_error": "raise",
     "log_prefix": "hot",
     "verbose": True,

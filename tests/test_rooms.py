@@ -40,6 +40,7 @@ IMPORT_LIGHTNING = {
     "callback",
     "environment",
     "flip",
+    "judge",
     "preflight",
     "receipt.metrics",
     "session",
@@ -58,6 +59,7 @@ PRIVATE_TORCH = {
     "watch.opgraph": None,
     "watch.tensor_identity": None,
     # Trees of tensors, public in all but their name.
+    "swap.parity": {"torch.utils._pytree"},
     "swap.warmup": {"torch.utils._pytree"},
     # What torch.optim and Lightning leave on a wrapped step.
     "swap.optimizer": {"_opt_called", "_wrapped_by_lr_sched"},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from lightning_hotcompile import tracks
 from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.receipt.ledger import StepRecord
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.tracks import Track, TrackBook
 from lightning_hotcompile.watch.signature import StepSignature
@@ -121,11 +123,14 @@ class TestMisses:
     def test_a_new_flip_starts_afresh(self) -> None:
         found = steady()
         miss(found, MISSES * (EPISODES + 1))
-        found.looks = 2
+        found.looks, before = 2, found.pairs
+        before.add(StepRecord(phase="settling", compiled=False), 1.0)
         found.began_flip()
         same = {"signature": found.signature, "state": found.state, "steps": found.steps}
         fresh = Track(**same, may_compile=MAY_COMPILE)
-        assert dataclasses.asdict(found) == dataclasses.asdict(fresh)
+        assert dataclasses.asdict(found) == {**dataclasses.asdict(fresh), "pairs": ANY}
+        assert found.pairs is not before
+        assert (found.pairs.eager, found.pairs.compiled) == ([], [])
         miss(found, MISSES)
         assert found.failure is None  # all the episodes of a first flip are there again
 

@@ -22,8 +22,10 @@ from torch import Tensor
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import DynamoStance, _set_stance
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
+from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +33,11 @@ CompiledFn = Callable[..., Any]
 
 _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
-CompilerError = TorchDynamoException
+CompilerError: tuple[type[Exception], ...] = (
+    TorchDynamoException,
+    SpeculationLogDivergence,  # an AssertionError: SGD with momentum, two groups and no state yet
+    GuardOnDataDependentSymNode,
+)
 """What Dynamo raises when it cannot compile a frame, before any code of the frame ran."""
 
 

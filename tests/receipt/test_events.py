@@ -22,6 +22,7 @@ from lightning_hotcompile.receipt.events import (
     Event,
     EventLog,
     Fallback,
+    ParityChecked,
     PhaseChanged,
     Planned,
     Recompiled,
@@ -42,6 +43,7 @@ ONE_OF_EACH: list[Event] = [
     Compiled(**AT, region="net.blocks.*", seconds=3.5, n_ops=None, cache_hit=True),
     SpeedUp(**AT, value=1.42, low=1.38, high=1.47, n=40, verdict="faster"),
     Recompiled(**AT, region="net.head", reason="length 128 -> 96"),
+    ParityChecked(**AT, region="net.head", agrees=True, error=1e-6, reason=""),
     Fallback(**AT, region="net.head", reason="BackendCompilerFailed"),
     Reverted(**AT, reason="1.00x is below min_speedup=1.02"),
 ]
@@ -127,7 +129,7 @@ class TestFile:
         events, problems = read_events(path)
         assert events == [*ONE_OF_EACH[:-1], *ONE_OF_EACH]
         assert len(problems) == 1
-        assert problems[0].startswith("line 10: is not JSON")
+        assert problems[0].startswith(f"line {len(ONE_OF_EACH)}: is not JSON")
 
     def test_without_a_path_events_are_kept_in_memory(self) -> None:
         log = EventLog()
@@ -265,8 +267,9 @@ class TestDescribe:
             (ONE_OF_EACH[5], "net.blocks.* in 3.50 s, from the cache"),
             (ONE_OF_EACH[6], "faster: 1.42x, interval 1.38 to 1.47, 40 pairs"),
             (ONE_OF_EACH[7], "net.head: length 128 -> 96"),
-            (ONE_OF_EACH[8], "net.head runs eagerly: BackendCompilerFailed"),
-            (ONE_OF_EACH[9], "back to eager: 1.00x is below min_speedup=1.02"),
+            (ONE_OF_EACH[8], "net.head agrees with eager, largest difference 1e-06"),
+            (ONE_OF_EACH[9], "net.head runs eagerly: BackendCompilerFailed"),
+            (ONE_OF_EACH[10], "back to eager: 1.00x is below min_speedup=1.02"),
         ],
     )
     def test_each_kind(self, event: Event, words: str) -> None:

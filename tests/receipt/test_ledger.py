@@ -23,9 +23,10 @@ def book(ledger: Ledger, seconds: float, record: StepRecord, wait: float = 0.0) 
 
 
 def settle(ledger: Ledger, pairs: int, eager_s: float, compiled_s: float) -> None:
+    settling = {"phase": "settling", "pairs": ledger.pairs}
     for _ in range(pairs):
-        book(ledger, eager_s, eager(phase="settling"))
-        book(ledger, compiled_s, compiled(phase="settling"))
+        book(ledger, eager_s, eager(**settling))
+        book(ledger, compiled_s, compiled(**settling))
 
 
 class TestPairs:
@@ -97,6 +98,40 @@ class TestPairs:
         pairs.add(compiled(), 1.0)
         pairs.add(compiled(), 7.0)
         assert (pairs.eager, pairs.compiled) == ([2.0], [1.0])
+
+
+class TestPairsOfASignature:
+    def test_a_step_that_names_its_pairs_is_added_there(self) -> None:
+        ledger, mine = Ledger(), PairedUnits()
+        ledger.pairs = mine  # what the flip does: each signature has pairs of its own
+        settle(ledger, 3, 0.2, 0.1)
+        assert (mine.eager, mine.compiled) == ([0.2] * 3, [0.1] * 3)
+
+    def test_a_step_without_pairs_is_not_compared(self) -> None:
+        ledger = Ledger()
+        book(ledger, 0.2, eager(phase="settling"))
+        book(ledger, 0.1, compiled(phase="settling"))
+        assert ledger.pairs.n == 0
+        assert ledger.steps == 2
+
+    def test_pairs_of_another_signature_are_left_alone(self) -> None:
+        ledger, other = Ledger(), PairedUnits()
+        settle(ledger, 3, 0.2, 0.1)
+        book(ledger, 9.0, eager(phase="settling", pairs=other))
+        book(ledger, 1.0, compiled(phase="settling", pairs=other))
+        assert (ledger.pairs.n, other.n) == (3, 1)
+        assert ledger.eager_ms is not None
+        assert ledger.eager_ms.median == pytest.approx(200.0)
+
+    def test_new_pairs_after_a_second_flip_replace_the_old_ones(self) -> None:
+        ledger = Ledger()
+        settle(ledger, 10, 0.2, 0.1)
+        ledger.pairs = PairedUnits()
+        assert ledger.pairs.ratio() is None
+        settle(ledger, 10, 0.3, 0.1)
+        ratio = ledger.pairs.ratio()
+        assert ratio is not None
+        assert (ratio.n, ratio.value) == (10, pytest.approx(3.0))
 
 
 class TestTimes:
@@ -263,7 +298,8 @@ class TestSavings:
         ledger.install_s = 4.0
         for _ in range(10):
             for make, seconds in ((eager, 0.2), (compiled, 0.1)):
-                book(ledger, seconds, make(phase="settling", ends_unit=False))
-                book(ledger, seconds, make(phase="settling"))
+                settling = {"phase": "settling", "pairs": ledger.pairs}
+                book(ledger, seconds, make(**settling, ends_unit=False))
+                book(ledger, seconds, make(**settling))
         assert ledger.break_even_step == pytest.approx(40, abs=1)
         assert ledger.saved_s == pytest.approx(20 * 0.1 - 4.0)

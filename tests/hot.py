@@ -1,0 +1,33 @@
+"""A callback for tests, and what two trainings have to share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_hotcompile import HotCompile
+from tests.models import weights
+
+
+def hot(**options: Any) -> HotCompile:
+    """A callback that flips after three steps and keeps what it compiled, however fast."""
+    settings = {
+        "threshold": 3,
+        "backend": "aot_eager",
+        "cost_gate": False,
+        "min_speedup": 0.0,
+        "on_error": "raise",
+    }
+    return HotCompile(**{**settings, **options})
+
+
+def assert_same(a: nn.Module, b: nn.Module, tolerance: float = 1e-4) -> None:
+    """Two models have the same keys and, within the tolerance, the same weights."""
+    first, second = weights(a), weights(b)
+    assert list(first) == list(second)
+    for name, value in first.items():
+        torch.testing.assert_close(
+            value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
