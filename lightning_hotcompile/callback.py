@@ -14,15 +14,21 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.preflight import plan_for, why_idle
-from lightning_hotcompile.receipt.event_kinds import Event, Planned
+from lightning_hotcompile.preflight import plan_for, why_idle, why_not_this_one
+from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
-from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, PhaseInProgressBar
+from lightning_hotcompile.receipt.metrics import (
+    PHASE_NUMBER,
+    LoggerMetrics,
+    PhaseInProgressBar,
+    lightning_step,
+)
 from lightning_hotcompile.receipt.report import Report, headline
 from lightning_hotcompile.reporting import build_report, empty_report, scalars
 from lightning_hotcompile.session import Session
+from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.swap.witness import first_line
-from lightning_hotcompile.trainer_facts import versions
+from lightning_hotcompile.trainer_facts import ends_unit, versions
 
 _log = logging.getLogger(__name__)
 
@@ -123,16 +129,19 @@ class HotCompile(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan, and begin to watch; wrong targets and options that contradict the model are refused here."""
         self._events.clear()
+        self._events.open()
         self._notes.clear()
         self._told = 0
-        reason = self._why_not_mine(trainer) or why_idle(trainer, pl_module)
+        reason = why_not_this_one(trainer, self) or why_idle(trainer, pl_module)
         plan = None if reason else plan_for(trainer, pl_module, self.config)
         if plan is not None and reason is None:
             reason = self._verdict_of_resumed_run(plan)
         if plan is not None and plan.is_empty:
             reason = f"nothing to compile in {type(pl_module).__name__} (scope {plan.scope}: {plan.reason})"
+        reason = Ranks(self.config.threshold).agree_to_watch(plan.digest if plan else "none", reason)
         if plan is None or reason is not None:
-            self._report = empty_report("declined", reason or "")
+            self._emit(Declined(step=0, reason=reason or ""))
+            self._report = empty_report("declined", reason or "", self._events.events, plan)
             rank_zero_info(f"HotCompile: declined: {reason}")
             return
         self._session = Session(trainer, pl_module, self.config, plan, self._emit)
@@ -161,7 +170,7 @@ class HotCompile(Callback):
         if session is not None:
             self._guarded(trainer, Session.after_step)
             every = getattr(trainer, "log_every_n_steps", 0)
-            if every and session.steps % every == 0:
+            if every and ends_unit(trainer) and (lightning_step(trainer) + 1) % every == 0:
                 step_ms = session.ledger.recent_step_ms
                 self._metrics.log(trainer, {"step_ms": step_ms, "phase": PHASE_NUMBER[self.phase]})
 
@@ -219,15 +228,6 @@ class HotCompile(Callback):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _why_not_mine(self, trainer: Trainer) -> str | None:
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        others = [c for c in callbacks if isinstance(c, HotCompile) and c is not self]
-        if self.from_environment and others:
-            return "the Trainer has a HotCompile of its own"
-        if any(not c.from_environment and callbacks.index(c) < callbacks.index(self) for c in others):
-            return "another HotCompile comes before this one in the Trainer's callbacks"
-        return None
-
     def _guarded(self, trainer: Trainer, action: Callable[[Session], None]) -> None:
         """An error of ours never stops a training, unless that was asked for."""
         session = self._session
@@ -242,7 +242,9 @@ class HotCompile(Callback):
                 f"HotCompile switched itself off after an error of its own: {first_line(error)}"
             )
             warnings.warn(self._notes[-1] + ". Training goes on eagerly.", HotCompileWarning, stacklevel=2)
-            self._finish(trainer)
+            session.give_up(self._notes[-1])
+            if trainer.world_size == 1:
+                self._finish(trainer)
 
     def _emit(self, event: Event) -> None:
         self._events.emit(event)

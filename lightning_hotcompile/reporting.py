@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import event_to_dict
 from lightning_hotcompile.receipt.report import RegionProof, Report
@@ -16,14 +17,16 @@ from lightning_hotcompile.trainer_facts import versions
 NOTHING_COMPARED = "nothing was compiled"
 
 
-def empty_report(phase: str, reason: str, events: Sequence[Event] = ()) -> Report:
+def empty_report(
+    phase: str, reason: str, events: Sequence[Event] = (), plan: CompilePlan | None = None
+) -> Report:
     """The report of a callback that has not watched any step."""
     return Report(
         phase=phase,
         reason=reason,
-        scope="",
-        plan="",
-        plan_digest="",
+        scope=plan.scope if plan else "",
+        plan=str(plan) if plan else "",
+        plan_digest=plan.digest if plan else "",
         decision="",
         steps=0,
         compile_s=0.0,
@@ -96,7 +99,6 @@ def scalars(report: Report, phase_numbers: Mapping[str, int]) -> dict[str, float
 
 
 def _region_proof(proof: Proof) -> RegionProof:
-    proven = proof.error is None and proof.runs > 0
     return RegionProof(
         name=proof.region.name,
         kind=proof.region.kind,
@@ -105,9 +107,15 @@ def _region_proof(proof: Proof) -> RegionProof:
         compiles=proof.graphs,
         runs=proof.runs,
         compile_s=proof.compile_s,
-        proven=proven,
-        note="" if proven else proof.error or "its compiled code did not run",
+        proven=proof.proven,
+        note=_note(proof),
     )
+
+
+def _note(proof: Proof) -> str:
+    if proof.mostly_eager:
+        return f"compiled code ran in {proof.runs} of {proof.calls} calls; the others did not fit it"
+    return "" if proof.proven else proof.error or "its compiled code did not run"
 
 
 def _parity_text(graphs: Sequence[Graph]) -> str:
@@ -130,7 +138,7 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
     return [
         f"region {p.region.name} did not run compiled: {p.error or 'it was never called through its module'}"
         for p in proofs
-        if p.error is not None or p.runs == 0
+        if not p.proven
     ]
 
 

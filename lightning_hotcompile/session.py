@@ -17,10 +17,11 @@ from lightning_hotcompile.machine import Action, Facts, Phase, State, Transition
 from lightning_hotcompile.plan.islands import fp8_state
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
-from lightning_hotcompile.receipt.ledger import Ledger, StepRecord
+from lightning_hotcompile.receipt.ledger import Ledger, StepRecord, leave_out_mixed_unit
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.swap.gate import Lane
-from lightning_hotcompile.swap.ranks import Proposal, Ranks, agree
+from lightning_hotcompile.swap.ranks import Ranks
+from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track, TrackBook
 from lightning_hotcompile.watch.clock import StepClock
 from lightning_hotcompile.watch.detector import StepDetector
@@ -64,8 +65,7 @@ class Session:
         self.judge = Judge(trainer, config, self.flip, self.tracks, self.ledger)
         self.op_graph: OpGraph | None = None
         self.steps = 0
-        self._ranks = Ranks(interval=config.threshold)
-        self._agreed = State()
+        self._together = Together(Ranks(interval=config.threshold), plan.digest)
         self._leader: Track | None = None
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._reader = SignatureReader(module, precision=str(trainer.precision))
@@ -73,20 +73,24 @@ class Session:
         self._recorder: OpRecorder | None = None
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._last_track: Track | None = None
+        self._gave_up: str | None = None
 
     def before_step(self, batch: Any) -> None:
         """Decide how the step that is about to run goes, and begin to time it."""
         start, installed_s = self._now(), self.ledger.install_s
         if self._current is not None:
             self.abandon_step()
+        if self._gave_up is not None:
+            self._together.answer_for(self._gave_up, self.steps)
+            return
         self._book_finished_steps()
         track = self._track_of(batch)
         if not self._is_at_rest(track):
             self.flip.end_capture()
-            if self._ranks.world_size == 1:
-                self._move(track)
-            else:
+            if self._together.several:
                 self._move_together()
+            else:
+                self._move(track)
         lane = track.lane() if self.flip.in_place else Lane.EAGER
         record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER)
         if track.phase is Phase.SETTLING:
@@ -100,6 +104,7 @@ class Session:
     def after_step(self) -> None:
         """End the step: stop the clock, book what ran."""
         if self._current is None:
+            self.steps += self._gave_up is not None
             return
         self._clock.stop()
         start = self._now()
@@ -153,6 +158,15 @@ class Session:
         self._book_finished_steps()
         self.flip.take_out()
 
+    def give_up(self, reason: str) -> None:
+        """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""
+        self.finish()
+        self._gave_up = reason
+        for track in self.tracks:
+            if track.phase.uses_compiled_code:
+                track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
+        self._together.answer_for(reason, self.steps)
+
     def _count(self, track: Track, record: StepRecord) -> None:
         self._unit.append((track, record))
         self.detector.begin_step(track.signature)
@@ -162,18 +176,8 @@ class Session:
             unit = self.detector.last_unit
             self.story.detected(track.signature.digest, self.detector.count(unit), self.op_graph)
         if record.ends_unit:
-            self._leave_out_mixed_unit()
+            leave_out_mixed_unit(self._unit)
             self._unit.clear()
-
-    def _leave_out_mixed_unit(self) -> None:
-        """Micro-steps of several signatures in one optimizer step cannot be compared with another unit."""
-        if all(track is self._unit[0][0] for track, _ in self._unit):
-            return
-        last = {id(track): record for track, record in self._unit}
-        for _, record in self._unit:
-            record.disturbed = True
-        for record in last.values():
-            record.ends_unit = True
 
     def _book_finished_steps(self) -> None:
         for finished in self._clock.drain():
@@ -205,29 +209,27 @@ class Session:
     def _move_together(self) -> None:
         """All ranks change at the same batch, or none does.
 
-        When they exchange proposals depends only on what they agreed on before, never on what one
-        of them has seen; one signature, the first that is hot on each rank, is compiled.
+        One signature, the first that is hot on each rank, is compiled. In the steady state a rank may
+        go back to eager by itself, since gradients are averaged.
         """
-        if not self._ranks.is_due(str(self._agreed.phase), self.steps):
+        together = self._together
+        if together.state.phase is Phase.STEADY and self._leader is not None:
+            self._move(self._leader)
+            return
+        if not together.is_due(self.steps):
             return
         leader = self._leader or next((t for t in self.tracks if t.hot), None)
         facts = self.judge.facts(leader) if leader is not None else Facts()
-        transition = advance(leader.state, facts) if leader is not None else Transition(self._agreed)
-        if leader is not None and facts.ratio is not None:
-            leader.looks += 1
-        proposal = Proposal(
-            rank=self._ranks.rank,
-            phase=str(transition.state.phase),
-            reason=transition.state.reason,
-            plan_digest=self.plan.digest,
-        )
-        agreed = agree(self._ranks.exchange(proposal), current=str(self._agreed.phase))
+        transition = advance(leader.state, facts) if leader is not None else Transition(together.state)
+        agreed = together.exchange(transition.state, self.steps)
         leader = leader or (self.tracks.main() if agreed is not None else None)
         if leader is None:
             return
+        if facts.ratio is not None and transition.state == leader.state:
+            leader.looks += 1  # looked at and not decided; a decision waits for the others
         if agreed is None:
             # Within the flip an action need not change the phase: all ranks install at this batch.
-            if self._agreed.phase is Phase.FLIPPING and transition.state.phase is Phase.FLIPPING:
+            if together.state.phase is Phase.FLIPPING and transition.state.phase is Phase.FLIPPING:
                 self._perform(leader, transition, facts)
             return
         self._leader = leader
@@ -235,7 +237,7 @@ class Session:
             ended = replace(leader.state, phase=Phase(agreed.phase), reason=agreed.reason)
             transition = Transition(ended, Action.TAKE_OUT)
         self._perform(leader, transition, facts)
-        self._agreed = leader.state
+        together.state = leader.state
 
     def _perform(self, track: Track, transition: Transition, facts: Facts) -> None:
         if transition.state == track.state and transition.action is Action.NONE:

@@ -191,12 +191,6 @@ def test_a_run_that_was_declined_by_the_forecast_tells_no_numbers_of_compiling(t
     assert run.points("hotcompile/phase")[-1] == (run.steps, PHASE_NUMBER["declined"])
 
 
-NOT_LIGHTNINGS_STEPS = pytest.mark.xfail(
-    strict=True, reason="on_train_batch_end counts the session's batches, not Lightning's steps"
-)
-
-
-@NOT_LIGHTNINGS_STEPS
 def test_under_accumulation_the_steps_are_those_of_lightning(tmp_path: Path) -> None:
     callback = hot(threshold=2)
     run = train(tmp_path, callback, accumulate_grad_batches=3, max_epochs=8, data=loader(48))
@@ -208,7 +202,6 @@ def test_under_accumulation_the_steps_are_those_of_lightning(tmp_path: Path) -> 
         assert all(step <= run.steps for step, _ in run.points(tag)), tag
 
 
-@NOT_LIGHTNINGS_STEPS
 def test_a_resumed_run_goes_on_at_lightnings_steps(tmp_path: Path) -> None:
     trainer = fit(seeded(Net), max_epochs=1, limit_train_batches=7)
     trainer.save_checkpoint(tmp_path / "first.ckpt")

@@ -23,6 +23,7 @@ ROOM_OF_TOP_MODULE = {
     "errors": "base",
     "config": "base",
     "switch": "base",
+    "together": "machine",
     "machine": "machine",
     "tracks": "machine",
     "__init__": "callback",

@@ -120,7 +120,6 @@ def test_exchanges_stop_once_it_is_steady(monkeypatch: pytest.MonkeyPatch) -> No
     assert len([p for p in proposals if p.phase == "steady"]) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a look at the ratio is used up though the ranks did not agree on it")
 def test_a_verdict_is_not_forgotten_while_the_other_rank_makes_up_its_mind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,7 +136,6 @@ def test_a_verdict_is_not_forgotten_while_the_other_rank_makes_up_its_mind(
     assert report.phase == "steady"
 
 
-@pytest.mark.xfail(strict=True, reason="in a steady state of several ranks failures are not looked at")
 def test_a_storm_of_recompiles_in_steady_state_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_hotcompile.tracks import Track
 

@@ -75,12 +75,19 @@ class EventLog:
     def emit(self, event: Event) -> None:
         """Keep the event, and write it out before returning; never raises for the file's sake."""
         self._events.append(event)
+        self._write(_to_line(event))
+
+    def open(self) -> None:
+        """Make the file, so that it is there even if nothing happens."""
+        self._write(b"")
+
+    def _write(self, line: bytes) -> None:
         if self.path is None or self._unwritable:
             return
         try:
             if self._file is None:
                 self._file = _open_at_line_start(self.path)
-            self._file.write(_to_line(event))
+            self._file.write(line)
             self._file.flush()
         except (OSError, ValueError) as error:
             self._give_up(error)

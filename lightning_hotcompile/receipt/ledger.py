@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.receipt.report import PhaseStats
@@ -35,6 +36,21 @@ class _PhaseTotal:
     steps: int = 0
     seconds: float = 0.0
     times: Window = field(default_factory=lambda: Window(_WINDOW))
+
+
+def leave_out_mixed_unit(unit: Sequence[tuple[object, StepRecord]]) -> None:
+    """Micro-steps of several signatures in one optimizer step cannot be compared with another unit.
+
+    Args:
+        unit: pairs of what tells the signatures apart (by identity) and the step's record.
+    """
+    if all(signature is unit[0][0] for signature, _ in unit):
+        return
+    last = {id(signature): record for signature, record in unit}
+    for _, record in unit:
+        record.disturbed = True
+    for record in last.values():
+        record.ends_unit = True
 
 
 class PairedUnits:

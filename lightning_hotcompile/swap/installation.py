@@ -26,19 +26,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether compiled code of one region ran: graphs, compiles, runs, backend seconds, error."""
+    """Whether compiled code of one region ran: graphs, calls that were to use it, runs, backend seconds."""
 
     region: Region
     graphs: int
+    calls: int
     runs: int
     compile_s: float
     error: str | None
-    in_place: bool
 
     @property
     def proven(self) -> bool:
-        """Compiled code of this region is in place and has run."""
-        return self.in_place and self.error is None and self.runs > 0
+        """Compiled code of this region has run."""
+        return self.error is None and self.runs > 0
+
+    @property
+    def mostly_eager(self) -> bool:
+        """Compiled code ran in less than half of the calls that were to use it."""
+        return self.proven and 2 * self.runs < self.calls
 
 
 class Installation:
@@ -144,10 +149,10 @@ class Installation:
         return Proof(
             region=swapped.region,
             graphs=len(graphs),
+            calls=swapped.calls,
             runs=self.witness.runs_of(name),
             compile_s=sum(g.seconds for g in graphs),
             error=self.witness.error_of(name) or swapped.error,
-            in_place=swapped.is_in_place,
         )
 
     @property

@@ -40,6 +40,7 @@ class SwappedRegion:
     ) -> None:
         self.region = region
         self.error: str | None = None
+        self.calls = 0
         self._gate = gate
         self._witness = witness
         self._settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
@@ -61,6 +62,7 @@ class SwappedRegion:
         """
         if torch.compiler.is_compiling() or self._gate.lane is Lane.EAGER or self.error is not None:
             return eager(*args, **kwargs)
+        self.calls += 1
         try:
             return compiled(*args, **kwargs)
         except CompilerError as error:

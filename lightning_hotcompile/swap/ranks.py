@@ -70,6 +70,22 @@ class Ranks:
             return batches_seen % every == 0
         return False
 
+    def agree_to_watch(self, plan_digest: str, reason: str | None) -> str | None:
+        """Before the first step: why this run is not watched, on any rank; ``None`` if it is on all.
+
+        A collective, also for a rank that stands aside: it would leave the others waiting later.
+        """
+        if self.world_size == 1:
+            return reason
+        ours = Proposal(
+            rank=self.rank,
+            phase="watching" if reason is None else "declined",
+            reason=reason or "",
+            plan_digest=f"{plan_digest}, a look every {self._interval} batches",
+        )
+        agreed = agree(self.exchange(ours), current="")
+        return agreed.reason if agreed is not None and agreed.phase == "declined" else reason
+
     def exchange(self, proposal: Proposal) -> list[Proposal]:
         """The proposals of all ranks, in order of rank. A collective: each rank has to call it."""
         if self.world_size == 1:

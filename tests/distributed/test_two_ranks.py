@@ -118,18 +118,7 @@ def test_every_case_trains_like_one_process_without_the_callback(
     assert_trained_like_eager(case, ranks_of(healthy, case))
 
 
-LANES_DIFFER = pytest.mark.xfail(
-    strict=True, reason="the optimizer is compiled on one rank and eager on the other: other rounding"
-)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=LANES_DIFFER) if case in ("hot later", "cannot compile") else case
-        for case in HEALTHY
-    ],
-)
+@pytest.mark.parametrize("case", HEALTHY)
 def test_the_replicas_stay_equal_to_the_last_bit(healthy: tuple[Path, str], case: str) -> None:
     # DDP averages gradients only: an update that is rounded otherwise on one rank is never made good.
     first, second = ranks_of(healthy, case)
@@ -141,7 +130,7 @@ def test_the_replicas_stay_equal_to_the_last_bit(healthy: tuple[Path, str], case
 def test_the_ranks_change_their_phase_at_the_same_batch(healthy: tuple[Path, str], case: str) -> None:
     first, second = ranks_of(healthy, case)
     assert first.phases == second.phases
-    assert first.phases
+    assert first.phases or case == "other plan", "only that one is settled before the first batch"
 
 
 @pytest.mark.parametrize("case", ["step", "regions"])
@@ -177,7 +166,6 @@ def test_different_plans_are_declined_by_both(healthy: tuple[Path, str]) -> None
         assert rank.report["regions"] == []
 
 
-@pytest.mark.xfail(run=False, reason="the others wait in all_gather_object until its time-out, then crash")
 @pytest.mark.parametrize("case", ONE_STANDS_ASIDE)
 def test_one_that_stands_aside_keeps_nobody_waiting(tmp_path: Path, case: str) -> None:
     ran = tmp_path, run(tmp_path, (case,))
@@ -185,5 +173,6 @@ def test_one_that_stands_aside_keeps_nobody_waiting(tmp_path: Path, case: str) -
     assert_trained_like_eager(case, ranks)
     for rank in ranks:
         assert rank.report["phase"] in ("declined", "reverted", "observing")
-    assert ranks[0].report["phase"] == "declined"
+    # The error of its own comes when both have agreed to flip: that is taken back.
+    assert ranks[0].report["phase"] == ("reverted" if case == "own error" else "declined")
     assert "rank 1" in ranks[0].report["reason"]

@@ -1,0 +1,53 @@
+"""What the ranks of one run have agreed on, and how they get there."""
+
+from __future__ import annotations
+
+from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.swap.ranks import Proposal, Ranks, agree
+
+
+class Together:
+    """One agreed state for all ranks.
+
+    When they exchange proposals depends only on what they agreed on before, never on what one of
+    them has seen.
+
+    Args:
+        ranks: the processes.
+        plan_digest: of this rank's plan.
+    """
+
+    def __init__(self, ranks: Ranks, plan_digest: str) -> None:
+        self._ranks = ranks
+        self._plan_digest = plan_digest
+        self._exchanged_at = -1
+        self.state = State()
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one rank."""
+        return self._ranks.world_size > 1
+
+    def is_due(self, steps: int) -> bool:
+        """Whether proposals are exchanged before this batch, and were not yet."""
+        return self._exchanged_at != steps and self._ranks.is_due(str(self.state.phase), steps)
+
+    def exchange(self, wanted: State, steps: int) -> Proposal | None:
+        """Tell what this rank wants; what all do now, ``None`` to wait."""
+        self._exchanged_at = steps
+        proposal = Proposal(
+            rank=self._ranks.rank,
+            phase=str(wanted.phase),
+            reason=wanted.reason,
+            plan_digest=self._plan_digest,
+        )
+        return agree(self._ranks.exchange(proposal), current=str(self.state.phase))
+
+    def answer_for(self, reason: str, steps: int) -> None:
+        """A rank that cannot go on tells the others, who would wait for it for ever."""
+        if not self.is_due(steps):
+            return
+        end = Phase.REVERTED if self.state.phase.uses_compiled_code else Phase.DECLINED
+        agreed = self.exchange(State(phase=end, reason=reason), steps)
+        if agreed is not None:
+            self.state = State(phase=Phase(agreed.phase), reason=agreed.reason)
