@@ -134,7 +134,8 @@ class Witness:
         self, graph: Graph, graph_module: GraphModule, compiled: CompiledFn, args: Sequence[Any]
     ) -> CompiledFn:
         """What is to run from now on: the compiled code, or the captured graph itself if they differ."""
-        graph.parity = parity = compare(graph_module, compiled, args, tensors_of(graph_module))
+        # forward and not a call: a call prints a traceback if the 64-bit run is not possible
+        graph.parity = parity = compare(graph_module.forward, compiled, args, tensors_of(graph_module))
         if not parity.failed:
             return compiled
         message = f"compiled code of {graph.region} is not right: {parity.reason}"
