@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_hotcompile import HotCompile
-from tests.models import Net, fit, loader, make_trainer, seeded, weights
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, loader, make_trainer, seeded
 
 
 @pytest.fixture(autouse=True)
@@ -22,27 +22,6 @@ def _fresh_dynamo() -> Any:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def hot(**options: Any) -> HotCompile:
-    """A callback that flips after three steps and keeps what it compiled, however fast."""
-    settings = {
-        "threshold": 3,
-        "backend": "aot_eager",
-        "cost_gate": False,
-        "min_speedup": 0.0,
-        "on_error": "raise",
-    }
-    return HotCompile(**{**settings, **options})
-
-
-def assert_same(a: nn.Module, b: nn.Module, tolerance: float = 1e-4) -> None:
-    first, second = weights(a), weights(b)
-    assert list(first) == list(second)
-    for name, value in first.items():
-        torch.testing.assert_close(
-            value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
 
 
 SCOPES: dict[str, dict[str, Any]] = {

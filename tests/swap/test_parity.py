@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
 from lightning_hotcompile.swap.parity import clone_inputs, compare
+from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded, weights
-from tests.test_callback import assert_same, hot
 
 
 def linear(x: Tensor, w: Tensor) -> tuple[Tensor]:
