@@ -1,39 +1,36 @@
-"""The callback: Lightning's hooks, each a few lines, around one session per fit."""
+"""The callback: Lightning's hooks, each a few lines, around one session per stage."""
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.evaluation_hooks import EvaluationHooks
+from lightning_hotcompile.memory import StoreInUse
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.preflight import plan_for, why_idle, why_not_this_one
-from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
-from lightning_hotcompile.receipt.events import EventLog, describe
-from lightning_hotcompile.receipt.metrics import (
-    PHASE_NUMBER,
-    LoggerMetrics,
-    PhaseInProgressBar,
-    lightning_step,
-)
-from lightning_hotcompile.receipt.report import Report, headline
-from lightning_hotcompile.reporting import build_report, empty_report, scalars
+from lightning_hotcompile.preflight import plan_for, why_idle, why_not_this_one, why_not_this_stage
+from lightning_hotcompile.receipt.event_kinds import Declined
+from lightning_hotcompile.receipt.events import EventLog
+from lightning_hotcompile.receipt.metrics import LoggerMetrics, PhaseInProgressBar
+from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.reporting import empty_report
 from lightning_hotcompile.session import Session
+from lightning_hotcompile.stage_run import StageRun
+from lightning_hotcompile.stages import TRAIN
 from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.swap.witness import first_line
-from lightning_hotcompile.trainer_facts import ends_unit, versions
+from lightning_hotcompile.trainer_facts import versions
 
-_log = logging.getLogger(__name__)
+CHECKPOINT_KEY = "hotcompile"
+"""Where a checkpoint has the verdict."""
 
 
-class HotCompile(Callback):
+class HotCompile(EvaluationHooks):
     """Compiles the training step once it is hot, keeps it if it is faster, and tells the story.
 
     Training starts eager at once. When the same step has come back ``threshold`` times and the
@@ -64,9 +61,13 @@ class HotCompile(Callback):
         cost_gate: bool = True,
         min_speedup: float = 1.02,
         parity: str = "auto",
+        random: str = "eager",
+        stages: Sequence[str] = ("train",),
         compile_optimizer: bool | str = "auto",
         max_flips: int = 3,
         max_signatures: int = 4,
+        compile_timeout: float | None = 600.0,
+        store: str | None = "auto",
         on_error: str = "eager",
         log_prefix: str = "hotcompile",
         verbose: bool = False,
@@ -87,9 +88,13 @@ class HotCompile(Callback):
             cost_gate=cost_gate,
             min_speedup=min_speedup,
             parity=parity,
+            random=random,
+            stages=stages,
             compile_optimizer=compile_optimizer,
             max_flips=max_flips,
             max_signatures=max_signatures,
+            compile_timeout=compile_timeout,
+            store=store,
             on_error=on_error,
             log_prefix=log_prefix,
             verbose=verbose,
@@ -99,25 +104,32 @@ class HotCompile(Callback):
         self._metrics = LoggerMetrics(log_prefix)
         self._progress_bar = PhaseInProgressBar()
         self._events = EventLog(event_log)
-        self._session: Session | None = None
-        self._told = 0
+        self._reports: dict[str, Report] = {}
         self._resumed: dict[str, Any] = {}
-        self._notes: list[str] = []
-        self._report = empty_report("observing", "no training step was seen yet")
+        self._store = StoreInUse(store, backend)
 
     # --- what a user reads ------------------------------------------------------------------------
 
     @property
     def report(self) -> Report:
-        """What happened so far: during a fit up to the last step, afterwards of the whole fit."""
-        if self._session is None:
-            return self._report
-        return build_report(self._session, self._events.events)
+        """What happened so far: during a fit up to the last step, afterwards of the whole fit.
+
+        That of training if it was watched, else that of the first other stage.
+        """
+        reports = self.reports
+        first = next(iter(reports.values()), None)
+        return reports.get(TRAIN) or first or empty_report("observing", "no step was seen yet")
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """The report of each stage that was watched, by its name in ``stages``."""
+        return {**self._reports, **{stage: run.report for stage, run in self._runs.items()}}
 
     @property
     def phase(self) -> str:
         """The phase of the step that is trained, for people: ``observing``, ``steady`` and so on."""
-        return str(self._session.main_state.phase) if self._session is not None else self._report.phase
+        run = self._runs.get(TRAIN)
+        return str(run.state.phase) if run is not None else self.report.phase
 
     # --- Lightning's hooks ------------------------------------------------------------------------
 
@@ -128,94 +140,75 @@ class HotCompile(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan, and begin to watch; wrong targets and options that contradict the model are refused here."""
-        self._events.clear()
-        self._events.open()
-        self._notes.clear()
-        self._told = 0
-        reason = why_not_this_one(trainer, self) or why_idle(trainer, pl_module)
-        plan = None if reason else plan_for(trainer, pl_module, self.config)
-        if plan is not None and reason is None:
-            reason = self._verdict_of_resumed_run(plan)
-        if plan is not None and plan.is_empty:
-            reason = f"nothing to compile in {type(pl_module).__name__} (scope {plan.scope}: {plan.reason})"
-        reason = Ranks(self.config.threshold).agree_to_watch(plan.digest if plan else "none", reason)
-        if plan is None or reason is not None:
-            self._emit(Declined(step=0, reason=reason or ""))
-            self._report = empty_report("declined", reason or "", self._events.events, plan)
-            rank_zero_info(f"HotCompile: declined: {reason}")
-            return
-        self._session = Session(trainer, pl_module, self.config, plan, self._emit)
-        self._progress_bar.put(trainer, lambda: self.phase)
+        self._begin(trainer, pl_module, TRAIN)
+        self._begin(trainer, pl_module, "validate")  # planned before anything is changed in the model
+        if TRAIN in self._runs:
+            self._progress_bar.put(trainer, lambda: self.phase)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The only place where a phase changes."""
-        if self._session is not None:
-            self._guarded(trainer, lambda session: session.before_step(batch))
-            self._log_what_is_new(trainer)
+        """The only place where a phase of training changes."""
+        self._before_step(TRAIN, batch, batch_idx)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """The recorded operations are those of forward and backward; the update would double them."""
-        if self._session is not None and pl_module.automatic_optimization:
-            self._guarded(trainer, Session.end_recording)
+        if TRAIN in self._runs and pl_module.automatic_optimization:
+            self._runs[TRAIN].guarded(lambda session: session.watch.end_recording())
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop the clock; log the step time as often as Lightning logs."""
-        session = self._session
-        if session is not None:
-            self._guarded(trainer, Session.after_step)
-            every = getattr(trainer, "log_every_n_steps", 0)
-            if every and ends_unit(trainer) and (lightning_step(trainer) + 1) % every == 0:
-                step_ms = session.ledger.recent_step_ms
-                self._metrics.log(trainer, {"step_ms": step_ms, "phase": PHASE_NUMBER[self.phase]})
+        self._after_step(TRAIN)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation runs eagerly, also after an epoch that was cut short."""
-        if self._session is not None:
-            self._guarded(trainer, Session.abandon_step)
+        """The training step is over, also in an epoch that was cut short; now validation's own code."""
+        if TRAIN in self._runs:
+            self._runs[TRAIN].guarded(Session.abandon_step)
+        super().on_validation_start(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Change everything back, and hand over the receipt."""
-        self._finish(trainer)
+        self._finish_all()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Change everything back."""
-        self._finish(trainer)
+        self._finish_all()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Change everything back, should a fit have ended in no other way."""
-        self._finish(trainer)
+        """Change everything back, should a run have ended in no other way."""
+        self._finish_all()
         self._events.close()
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    @property
-    def state_key(self) -> str:
-        """Lets a callback from the environment stand beside one from code."""
-        return f"{super().state_key}[environment]" if self.from_environment else super().state_key
+    # In hooks and not as the callback's state: Lightning would refuse two of a kind with a state, and
+    # warn whoever loads the checkpoint without this callback.
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run has to know: the verdict on this plan. Plain types; empty without one."""
-        report = self.report
-        if report.phase not in ("steady", "reverted"):
-            return {}
-        return {
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep what a resumed run has to know: the verdict on this plan, in plain types."""
+        report, run = self.reports.get(TRAIN), self._runs.get(TRAIN)
+        if report is None or report.phase not in ("steady", "reverted"):
+            return
+        checkpoint[CHECKPOINT_KEY] = {
             "format": 1,
             "phase": report.phase,
             "reason": report.reason,
             "plan_digest": report.plan_digest,
             "versions": dict(report.versions),
-            "final": report.phase == "reverted" and not self._may_retry(),
+            "final": report.phase == "reverted" and not (run is not None and run.state.may_retry),
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Remember the verdict of the run that is resumed."""
-        self._resumed = dict(state_dict)
+        self._resumed = dict(checkpoint.get(CHECKPOINT_KEY, {}))
 
     def _verdict_of_resumed_run(self, plan: CompilePlan) -> str | None:
         """A plan that was measured too slow or did not compile is not tried again by the same versions."""
@@ -223,54 +216,63 @@ class HotCompile(Callback):
         same = then.get("plan_digest") == plan.digest and then.get("versions") == versions()
         return f"before the run was resumed: {then['reason']}" if same and then.get("final") else None
 
-    def _may_retry(self) -> bool:
-        return self._session is not None and self._session.main_state.may_retry
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in mid-run has watched nothing yet, but has the reports so far."""
+        return {**self.__dict__, "_runs": {}, "_reports": self.reports}
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _guarded(self, trainer: Trainer, action: Callable[[Session], None]) -> None:
-        """An error of ours never stops a training, unless that was asked for."""
-        session = self._session
-        assert session is not None
-        try:
-            action(session)
-        except Exception as error:
-            if self.config.on_error == "raise":
-                raise
-            _log.debug("HotCompile failed", exc_info=True)
-            self._notes.append(
-                f"HotCompile switched itself off after an error of its own: {first_line(error)}"
-            )
-            warnings.warn(self._notes[-1] + ". Training goes on eagerly.", HotCompileWarning, stacklevel=2)
-            session.give_up(self._notes[-1])
-            if trainer.world_size == 1:
-                self._finish(trainer)
-
-    def _emit(self, event: Event) -> None:
-        self._events.emit(event)
-        if self.config.verbose:
-            rank_zero_info(f"HotCompile: {describe(event)}")
-            if isinstance(event, Planned):
-                rank_zero_info(event.tree)
-
-    def _log_what_is_new(self, trainer: Trainer) -> None:
-        told, self._told = self._told, len(self._events.events)
-        if self._told != told:
-            self._metrics.log(trainer, scalars(self.report, PHASE_NUMBER))
-
-    def _finish(self, trainer: Trainer) -> None:
-        session = self._session
-        if session is None:
+    def _begin(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Watch a stage, or say why not."""
+        if stage not in self.config.stages:
             return
+        if not self._runs:
+            self._events.clear()
+            self._events.open()
+        plan, reason = self._plan(trainer, module, stage)
+        if plan is None or reason is not None:
+            declined = Declined(step=0, reason=reason or "", stage=stage)
+            self._events.emit(declined)
+            self._reports[stage] = empty_report("declined", declined.reason, (declined,), plan)
+            rank_zero_info(f"HotCompile{'' if stage == TRAIN else f' ({stage})'}: declined: {reason}")
+            return
+        self._runs[stage] = StageRun(
+            trainer,
+            module,
+            self.config,
+            plan,
+            stage=stage,
+            events=self._events,
+            metrics=self._metrics,
+            store=self._store.begin(),
+        )
+
+    def _plan(
+        self, trainer: Trainer, module: LightningModule, stage: str
+    ) -> tuple[CompilePlan | None, str | None]:
+        """The plan, and a reason to do nothing."""
+        reason = why_not_this_one(trainer, self) or why_idle(trainer, module)
+        reason = reason or why_not_this_stage(trainer, self.config, stage)
+        ranks = Ranks(self.config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
         try:
-            session.finish()
-        finally:
-            self._report = build_report(session, self._events.events, self._notes)
-            self._session = None
-            self._progress_bar.take_out()
-        if session.steps:
-            self._metrics.log(trainer, scalars(self._report, PHASE_NUMBER))
-            self._metrics.log_text(trainer, "receipt", self._report.to_markdown())
-            rank_zero_info(
-                self._report.to_text() if self.config.verbose else f"HotCompile: {headline(self._report)}"
-            )
+            plan = None if reason else plan_for(trainer, module, self.config, stage)
+        except Exception as error:  # the other ranks would wait for this one
+            ranks.agree_to_watch("none", first_line(error))
+            raise
+        if plan is not None and stage == TRAIN:
+            reason = self._verdict_of_resumed_run(plan)
+        if plan is not None and plan.is_empty:
+            reason = f"nothing to compile in {type(module).__name__} (scope {plan.scope}: {plan.reason})"
+        return plan, ranks.agree_to_watch(plan.digest if plan else "none", reason)
+
+    def _finish(self, stage: str) -> None:
+        run = self._runs.pop(stage, None)
+        if run is not None:
+            if stage == TRAIN:
+                self._progress_bar.take_out()
+            self._reports[stage] = run.finish()
+
+    def _finish_all(self) -> None:
+        for stage in reversed(list(self._runs)):
+            self._finish(stage)
+        self._store.end()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from lightning_hotcompile.errors import ConfigError, near_names
 
+STAGES = ("train", "validate", "test", "predict")
 SCOPES = ("auto", "step", "regions", "module", "pattern")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -90,6 +91,13 @@ class HotCompileConfig:
     parity: str = "auto"
     """If compiled code differs from eager: ``auto`` runs eagerly, ``warn``, ``raise``; ``off`` = no check."""
 
+    random: str = "eager"
+    """Random numbers of compiled code: ``eager`` draws those of a run without the callback, ``backend``
+    leaves them to Inductor (other numbers; on a GPU sometimes faster)."""
+
+    stages: Sequence[str] = ("train",)
+    """In which stages steps are watched and compiled: ``train``, ``validate``, ``test``, ``predict``."""
+
     compile_optimizer: bool | str = "auto"
     """Compile the optimizer's step too; ``"auto"`` decides by scope and optimizer."""
 
@@ -98,6 +106,13 @@ class HotCompileConfig:
 
     max_signatures: int = 4
     """How many step signatures may be compiled in one run."""
+
+    compile_timeout: float | None = 600.0
+    """Seconds that the backend may take for one graph; then its region stays eager. ``None`` = no limit."""
+
+    store: str | None = "auto"
+    """Folder for what later runs can use: verdicts and compiled code. ``"auto"`` = the user's cache
+    folder, ``None`` = no memory between runs."""
 
     on_error: str = "eager"
     """After an error of the compiler or of this callback: ``eager`` goes on, ``raise`` raises."""
@@ -121,10 +136,14 @@ class HotCompileConfig:
         _one_of("mode", self.mode, (None, *MODES))
         _one_of("dynamic", self.dynamic, ("auto", True, False, None))
         _one_of("compile_optimizer", self.compile_optimizer, ("auto", True, False))
+        _one_of("random", self.random, ("eager", "backend"))
         _one_of("parity", self.parity, ("auto", "off", "warn", "raise"))
         _one_of("on_error", self.on_error, ("eager", "raise"))
         for name in ("fullgraph", "cost_gate", "verbose"):
             _one_of(name, getattr(self, name), (True, False))
+        object.__setattr__(self, "stages", _names("stages", self.stages))
+        if not self.stages or not set(self.stages) <= set(STAGES):
+            _refuse("stages", self.stages, f"name one or more of {', '.join(map(repr, STAGES))}")
         self._check_backend()
         self._check_numbers_and_names()
         self._check_together()
@@ -141,8 +160,16 @@ class HotCompileConfig:
             _refuse("min_speedup", self.min_speedup, "give a number, for example 1.02")
         if not 0 <= self.min_speedup < 100:
             _refuse("min_speedup", self.min_speedup, "give a ratio from 0 to 100, for example 1.02")
+        if self.compile_timeout is not None and (
+            isinstance(self.compile_timeout, bool)
+            or not isinstance(self.compile_timeout, (int, float))
+            or not 0 < self.compile_timeout < float("inf")
+        ):
+            _refuse("compile_timeout", self.compile_timeout, "give seconds above 0, for example 600, or None")
         if not isinstance(self.log_prefix, str) or not self.log_prefix.strip("/"):
             _refuse("log_prefix", self.log_prefix, "give a non-empty name, for example 'hotcompile'")
+        if self.store is not None and not (isinstance(self.store, str) and self.store):
+            _refuse("store", self.store, "give 'auto', the path of a folder, or None")
         if self.event_log is not None and not (isinstance(self.event_log, str) and self.event_log):
             _refuse("event_log", self.event_log, "give the path of a file, or None")
         if self.options is not None and not isinstance(self.options, Mapping):

@@ -12,6 +12,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
@@ -47,8 +48,12 @@ class Flip:
         self._inputs: InputRecorder | None = None
         self._peak_at_flip: float | None = None
         self._graphs_told = 0
+        self.recompile_reason: str | None = None
+        self._paused = False
         self._seen = (0, 0)
         self._runs_before = 0
+        self.batch = BatchInStep(module)
+        self._captured = NOTHING_VARIES
         self.installation = Installation(plan, module, config, trainer.optimizers)
 
     @property
@@ -64,6 +69,7 @@ class Flip:
     def begin_capture(self) -> None:
         """Record inputs during the step that is about to run."""
         self._inputs = InputRecorder(self.installation.modules_to_capture())
+        self._captured = self.batch.dims.without_tensors()
 
     def end_capture(self) -> None:
         """Take the recording hooks off, whatever happened to the step; what was captured is kept."""
@@ -81,6 +87,7 @@ class Flip:
         self._story.compiling(len(self.installation.plan.regions))
         if self._ledger.flip_step is None:
             self._ledger.flip_step = self._ledger.steps
+        self.installation.gate.dynamic_dims = self._captured
         self.installation.put(captures)
         self._tell_new_graphs()
         self._ledger.install_s += self._now() - start
@@ -89,19 +96,40 @@ class Flip:
         """Change the model back."""
         self.end_capture()
         self._inputs = None
+        self._paused = False
         if self.in_place:
             self.installation.take_out()
 
-    def open(self, lane: Lane) -> None:
-        """A step begins on this lane."""
+    def pause(self) -> None:
+        """Change the model back for a while; what was compiled is kept."""
+        self._paused = self.in_place
+        if self._paused:
+            self.installation.take_out()
+
+    def go_on(self) -> None:
+        """Change the model again, if it was changed when paused."""
+        paused, self._paused = self._paused, False
+        if paused:
+            self.installation.put({})
+
+    def lane(self, wanted: Lane) -> Lane:
+        """The lane of the step that is about to run: eager if nothing is in place, or to wait."""
+        wait = wanted is Lane.COMPILE and self.in_place and self.batch.is_one_to_wait_after()
+        return wanted if self.in_place and not wait else Lane.EAGER
+
+    def open(self, lane: Lane, *, armed: bool = True) -> None:
+        """A step begins on this lane; ``armed``: its outputs are looked at for NaN while they are new."""
+        self.installation.witness.armed = armed
         self._runs_before = self.installation.witness.total_runs
+        self.installation.gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
         self.installation.gate.open(lane)
 
     def close(self) -> tuple[bool, bool]:
-        """A step ended: whether compiled code ran in it, and whether something was compiled in it."""
+        """A step ended: whether compiled code ran in it, wherever there is any; whether any was compiled."""
+        self._let_batch_go()
         self.installation.gate.close()
         witness = self.installation.witness
-        ran = witness.total_runs > self._runs_before
+        ran = witness.total_runs > self._runs_before and not self.installation.is_lost_anywhere
         new_graphs = len(witness.graphs) > self._graphs_told
         if new_graphs:
             self._tell_new_graphs()
@@ -112,7 +140,9 @@ class Flip:
         self._graphs_told = len(graphs)
         known = {g.region for g in graphs[:told]}
         again = any(g.region in known for g in graphs[told:])
-        self._story.compiled(graphs[told:], known, recent_recompile_reasons() if again else ())
+        reasons = recent_recompile_reasons() if again else []
+        self.recompile_reason = reasons[-1] if reasons else self.recompile_reason
+        self._story.compiled(graphs[told:], known, reasons)
 
     @property
     def has_news(self) -> bool:
@@ -132,7 +162,7 @@ class Flip:
         if self.installation.anything_left:
             return None
         reasons = [p.error for p in self.installation.proofs() if p.error]
-        return f"nothing could be compiled: {reasons[0] if reasons else 'no region is left'}"
+        return f"nothing is left that can be used: {reasons[0] if reasons else 'no region is left'}"
 
     def why_nothing_ran(self) -> str:
         """An explanation for compiled code that did not run."""
@@ -147,8 +177,13 @@ class Flip:
         peaks = {"until_flip": self._peak_at_flip, "whole_run": allocated_peak_mb()}
         return {name: peak for name, peak in peaks.items() if peak is not None}
 
+    def _let_batch_go(self) -> None:
+        self.batch.end()
+        self.installation.gate.dynamic_dims = NOTHING_VARIES
+
     def abandon_step(self) -> None:
         """Leave a step that did not end."""
+        self._let_batch_go()
         with contextlib.suppress(Exception):
             self.installation.gate.close()
         self.end_capture()

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from lightning.pytorch import Trainer
 
-from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Facts, Phase
-from lightning_hotcompile.plan.forecast import Decision, expected_compile_s, expected_speedup, forecast
+from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.plan.forecast import Decision, forecast
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.tracks import Track, TrackBook
+from lightning_hotcompile.stages import remaining_batches
+from lightning_hotcompile.step_watch import StepWatch
+from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.tracks import Track
 
 SETTLING_LOOKS = (10, 20, 40)
 """After so many pairs of eager and compiled units the ratio is looked at."""
+
+_ATTEMPTS = 4
+"""So many steps may not call what was compiled (a step that returns at once) before it is given up."""
 
 
 class Judge:
@@ -23,8 +29,10 @@ class Judge:
         trainer: knows how many steps are left.
         config: the callback's options.
         flip: knows what is in place and what failed.
-        tracks: all signatures of this fit.
+        watch: knows all signatures of this fit, and the step that was recorded.
         ledger: knows what a step takes.
+        stage: ``train`` or another stage of the Trainer.
+        memory: knows what earlier runs have learned.
     """
 
     def __init__(
@@ -32,20 +40,26 @@ class Judge:
         trainer: Trainer,
         config: HotCompileConfig,
         flip: Flip,
-        tracks: TrackBook,
+        watch: StepWatch,
         ledger: Ledger,
+        stage: str,
+        memory: Memory,
     ) -> None:
         self._trainer = trainer
         self._config = config
         self._flip = flip
-        self._tracks = tracks
+        self._watch = watch
         self._ledger = ledger
+        self._stage = stage
+        self._memory = memory
         self.decision: Decision | None = None
 
     def facts(self, track: Track) -> Facts:
         """What the machine has to know about this signature now."""
-        hot = track.hot or self._config.threshold == 0
+        known = self._memory.of(track.signature)
+        hot = track.hot or self._config.threshold == 0 or _is_known(known, track)
         undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
+        hot = hot and not (undecided and self._flip.batch.is_one_to_wait_after())
         look = self._is_time_to_look(track)
         return Facts(
             hot=hot,
@@ -68,26 +82,40 @@ class Judge:
 
     def _failure(self, track: Track) -> str | None:
         failure = self._flip.failure() or track.failure
-        if failure is None and track.attempts and not track.compiled_steps:
+        if failure is not None and failure is track.failure and self._flip.recompile_reason is not None:
+            failure += f"; it was compiled again because of {self._flip.recompile_reason}"
+        if failure is None and track.attempts >= _ATTEMPTS and not track.compiled_steps:
             return self._flip.why_nothing_ran()
         return failure
 
     def _decide(self, track: Track) -> Decision:
-        flipped, limit = self._tracks.flipped(), self._config.max_signatures
+        flipped, limit = self._watch.tracks.flipped(), self._config.max_signatures
         if flipped >= limit and not track.state.flips:
             return Decision(go=False, reason=f"max_signatures={limit} is reached")
-        decision = self._forecast()
-        self.decision = self.decision or decision
+        if self._watch.differentiates_twice:
+            return Decision(go=False, reason="create_graph=True: compiled code has no second derivative")
+        decision = self._forecast(track)
+        if self.decision is None or self.decision.wait:
+            self.decision = decision
         return decision
 
-    def _forecast(self) -> Decision:
+    def _forecast(self, track: Track) -> Decision:
         if not self._config.cost_gate:
             return Decision(go=True, reason="cost_gate=False: compiled without a forecast")
         step_s, plan = self._ledger.eager_step_s, self._flip.installation.plan
-        kinds = tuple(region.kind for region in plan.regions)
+        known = self._memory.of(track.signature)
+        if known is not None and known.verdict == "bad":
+            return Decision(go=False, reason=f"an earlier run ({known.when[:10]}) found: {known.reason}")
         return forecast(
-            remaining_steps=trainer_facts.remaining_batches(self._trainer, step_s),
+            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,
-            compile_s=expected_compile_s(kinds),
-            speedup=expected_speedup(kinds),
+            expected=self._memory.expectation(tuple(region.kind for region in plan.regions), known),
+            spent_s=self._ledger.spent_s,
         )
+
+
+def _is_known(known: Profile | None, track: Track) -> bool:
+    """Whether an earlier run has decided: compile after the first step, which builds what is built once."""
+    if known is None:
+        return False
+    return known.verdict == "bad" or (known.verdict == "good" and track.steps > 0)

@@ -86,7 +86,7 @@ def advance(state: State, facts: Facts) -> Transition:
 
 
 def _observing(state: State, facts: Facts) -> Transition:
-    if not facts.hot or facts.decision is None:
+    if not facts.hot or facts.decision is None or facts.decision.wait:
         return Transition(state)
     if not facts.decision.go:
         return Transition(_to(state, Phase.DECLINED, facts.decision.reason))

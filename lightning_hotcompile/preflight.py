@@ -7,25 +7,45 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import ConfigError
+from lightning_hotcompile.plan.obstacles import differentiates_twice
 from lightning_hotcompile.plan.planner import CompilePlan, plan_compile
+from lightning_hotcompile.stages import STEP_METHOD, TRAIN
 from lightning_hotcompile.swap.witness import check_backend
 from lightning_hotcompile.switch import is_switched_off
 
 
 def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
     """Why nothing is watched in this run, or ``None``."""
-    return "HOTCOMPILE=off" if is_switched_off() else trainer_facts.why_not_supported(trainer, module)
+    if is_switched_off():
+        return "HOTCOMPILE=off"
+    place = differentiates_twice(module)
+    if place is not None:
+        return f"{place} asks for create_graph: compiled code has no second derivative"
+    return trainer_facts.why_not_supported(trainer, module)
 
 
 def why_not_this_one(trainer: Trainer, callback: Callback) -> str | None:
     """Why another HotCompile of the same Trainer does the work, or ``None``."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    others = [c for c in callbacks if isinstance(c, type(callback)) and c is not callback]
-    if _from_environment(callback):
-        return "the Trainer has a HotCompile of its own" if others else None
-    place = callbacks.index(callback)
-    if any(not _from_environment(c) and callbacks.index(c) < place for c in others):
+    others = [c for c in callbacks if hasattr(c, "from_environment") and c is not callback]
+    from_environment = _from_environment(callback)
+    if from_environment and not all(map(_from_environment, others)):
+        return "the Trainer has a HotCompile of its own"
+    before = callbacks[: callbacks.index(callback)]
+    # Of two from the environment the first came with a list of callbacks that another Trainer had before.
+    if any(c in before and _from_environment(c) == from_environment for c in others):
         return "another HotCompile comes before this one in the Trainer's callbacks"
+    return None
+
+
+def why_not_this_stage(trainer: Trainer, config: HotCompileConfig, stage: str) -> str | None:
+    """Why a stage beside training is not watched, or ``None``."""
+    if stage == TRAIN:
+        return None
+    if trainer.world_size > 1:
+        return f"{stage} is compiled in a single process only, this run has {trainer.world_size}"
+    if stage == "predict" and config.uses_cuda_graphs:
+        return "predictions are kept, but CUDA graphs overwrite their outputs at each replay"
     return None
 
 
@@ -33,7 +53,9 @@ def _from_environment(callback: Callback) -> bool:
     return bool(getattr(callback, "from_environment", False))
 
 
-def plan_for(trainer: Trainer, module: LightningModule, config: HotCompileConfig) -> CompilePlan:
+def plan_for(
+    trainer: Trainer, module: LightningModule, config: HotCompileConfig, stage: str = TRAIN
+) -> CompilePlan:
     """The plan for a model under its Trainer.
 
     Raises:
@@ -42,7 +64,9 @@ def plan_for(trainer: Trainer, module: LightningModule, config: HotCompileConfig
         ConfigError: the backend is unknown, or CUDA graphs meet gradient accumulation.
     """
     check_backend(config.backend, config.mode, config.options)
-    _refuse_graphs_that_accumulate(config, trainer_facts.accumulation(trainer))
+    train = stage == TRAIN
+    if train:
+        _refuse_graphs_that_accumulate(config, trainer_facts.accumulation(trainer))
     return plan_compile(
         module,
         scope=config.scope,
@@ -50,8 +74,9 @@ def plan_for(trainer: Trainer, module: LightningModule, config: HotCompileConfig
         keep_eager=config.keep_eager,
         compile_anyway=config.compile_anyway,
         compile_optimizer=_compile_optimizer(trainer, config),
-        optimizers=trainer.optimizers,
+        optimizers=trainer.optimizers if train else (),
         fullgraph=config.fullgraph,
+        step=STEP_METHOD[stage],
     )
 
 

@@ -128,8 +128,12 @@ def _parity_text(graphs: Sequence[Graph]) -> str:
     text = f"{len(agree)} of {len(graphs)} graphs agree with eager"
     errors = [p.error for p in agree if p.error is not None]
     text += f", largest difference {max(errors):.2g}" if errors else ""
-    noisy = sum(p.stochastic for p in agree)
+    same = sum(p.stochastic and not p.other_numbers for p in agree)
+    noisy = sum(p.other_numbers for p in agree)
+    text += f"; {same} of them random, with eager's own numbers" if same else ""
     text += f"; {noisy} of them random, held against eager's own noise" if noisy else ""
+    unwatched = [g.unwatched for g in graphs if g.parity and g.parity.agrees and g.unwatched]
+    text += "".join(f"; {r}" for r in dict.fromkeys([*(p.reason for p in agree if p.reason), *unwatched]))
     text += "".join(f"; {g.region} is NOT right: {g.parity.reason}" for g in wrong if g.parity)
     return text + "".join(f"; {reason}" for reason in dict.fromkeys(others))
 
@@ -143,5 +147,5 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
 
 
 def _recorded_note(session: Session) -> list[str]:
-    graph = session.op_graph
+    graph = session.watch.op_graph
     return [] if graph is None else [f"one step runs {graph.n_ops} operations: {graph.sequence_text(10)}"]

@@ -21,6 +21,7 @@ class Together:
         self._ranks = ranks
         self._plan_digest = plan_digest
         self._exchanged_at = -1
+        self._compiling = False
         self.state = State()
 
     @property
@@ -28,26 +29,45 @@ class Together:
         """Whether there is more than one rank."""
         return self._ranks.world_size > 1
 
+    @property
+    def compiling(self) -> bool:
+        """Whether all ranks have begun to compile and were not heard since."""
+        return self._compiling
+
     def is_due(self, steps: int) -> bool:
         """Whether proposals are exchanged before this batch, and were not yet."""
         return self._exchanged_at != steps and self._ranks.is_due(str(self.state.phase), steps)
 
-    def exchange(self, wanted: State, steps: int) -> Proposal | None:
-        """Tell what this rank wants; what all do now, ``None`` to wait."""
+    def begin_compile(self) -> None:
+        """All ranks compile now, and exchange once more before this batch: none may leave that out."""
+        self._compiling = True
+
+    def exchange(self, wanted: State, steps: int, *, compiled: bool = False) -> Proposal | None:
+        """Tell what this rank wants; what all do now, ``None`` to wait.
+
+        With ``compiled``, the ranks have just compiled, each as long as it took: they are waited for as
+        long as in a collective, where a slow one would be waited for otherwise.
+        """
         self._exchanged_at = steps
+        self._compiling = False
         proposal = Proposal(
             rank=self._ranks.rank,
             phase=str(wanted.phase),
             reason=wanted.reason,
             plan_digest=self._plan_digest,
+            without_all=str(self._end),
         )
-        return agree(self._ranks.exchange(proposal), current=str(self.state.phase))
+        found = self._ranks.exchange(proposal, self._ranks.timeout_s if compiled else None)
+        return agree(found, current=str(self.state.phase))
+
+    @property
+    def _end(self) -> Phase:
+        return Phase.REVERTED if self.state.phase.uses_compiled_code else Phase.DECLINED
 
     def answer_for(self, reason: str, steps: int) -> None:
         """A rank that cannot go on tells the others, who would wait for it for ever."""
-        if not self.is_due(steps):
+        if not self._compiling and not self.is_due(steps):
             return
-        end = Phase.REVERTED if self.state.phase.uses_compiled_code else Phase.DECLINED
-        agreed = self.exchange(State(phase=end, reason=reason), steps)
+        agreed = self.exchange(State(phase=self._end, reason=reason), steps)
         if agreed is not None:
             self.state = State(phase=Phase(agreed.phase), reason=agreed.reason)

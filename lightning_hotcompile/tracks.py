@@ -47,15 +47,16 @@ class Track:
     def lane(self) -> Lane:
         """Which way the next step of this signature goes, when something is installed.
 
-        While settling, eager and compiled units alternate. Compiling is allowed in the first few
-        compiled units (a step may have a second variant) and after repeated misses; otherwise
-        nothing that is not compiled yet may stall a step.
+        While settling, eager and compiled units alternate, with the order turned round from pair to
+        pair: batches that alternate as well would else all meet the same kind. Compiling is allowed
+        in the first few compiled units (a step may have a second variant) and after repeated misses;
+        otherwise nothing that is not compiled yet may stall a step.
         """
         if not self.phase.uses_compiled_code:
             return Lane.EAGER
         if self.phase is Phase.FLIPPING:
             return Lane.COMPILE
-        if self.phase is Phase.SETTLING and self.settling_units % 2 == 0:
+        if self.phase is Phase.SETTLING and self.settling_units % 4 in (0, 3):
             return Lane.EAGER
         return Lane.COMPILE if self.may_compile > 0 else Lane.REUSE
 

@@ -1,6 +1,9 @@
 """Fixtures for all tests."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import torch
 
@@ -9,3 +12,8 @@ pytest_plugins = ("tests.te_fixture",)
 # One busy process beside a training with two OpenMP threads slows its steps many times over.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+
+# Never the store of whoever runs the tests. Worker processes inherit the folder of the first one.
+if "HOTCOMPILE_STORE" not in os.environ:
+    os.environ["HOTCOMPILE_STORE"] = tempfile.mkdtemp(prefix="hotcompile-tests-")
+    atexit.register(shutil.rmtree, os.environ["HOTCOMPILE_STORE"], ignore_errors=True)

@@ -96,9 +96,17 @@ class TestMainJob:
 
         class Watches(Net):
             def validation_step(self, batch: Any, batch_idx: int) -> None:
-                before = callback._session.flip.installation.witness.total_runs if callback._session else 0
+                before = (
+                    callback._runs["train"].session.flip.installation.witness.total_runs
+                    if callback._runs
+                    else 0
+                )
                 super().validation_step(batch, batch_idx)
-                after = callback._session.flip.installation.witness.total_runs if callback._session else 0
+                after = (
+                    callback._runs["train"].session.flip.installation.witness.total_runs
+                    if callback._runs
+                    else 0
+                )
                 seen.append(before == after)
 
         callback = hot(scope="regions")
@@ -414,15 +422,28 @@ class TestLifecycle:
             assert clone.report.phase == callback.report.phase
             assert clone.config == callback.config
 
-    def test_state_of_the_callback_round_trips(self) -> None:
-        callback = hot()
-        assert callback.state_dict() == {}
-        fit(seeded(Net), [callback])
-        state = callback.state_dict()
-        assert state["phase"] == "steady"
+    def test_the_verdict_in_a_checkpoint_round_trips(self) -> None:
+        callback, trainer = hot(), None
+        empty: dict[str, Any] = {}
+        callback.on_save_checkpoint(trainer, None, empty)  # type: ignore[arg-type]
+        assert empty == {}
+        trainer = fit(seeded(Net), [callback])
+        checkpoint: dict[str, Any] = {}
+        callback.on_save_checkpoint(trainer, trainer.lightning_module, checkpoint)
+        assert checkpoint["hotcompile"]["phase"] == "steady"
+        assert checkpoint["hotcompile"]["final"] is False
         other = hot()
-        other.load_state_dict(state)
-        assert other.state_dict() == {} or other.report is not None
+        other.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
+        fit(seeded(Net), [other])
+        assert other.report.phase == "steady", "only a verdict against it counts"
+
+    def test_lightning_does_not_ask_for_the_callback_when_a_checkpoint_is_loaded(
+        self, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        trainer = fit(seeded(Net), [hot()])
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+        make_trainer(max_epochs=5).fit(seeded(Net), loader(), ckpt_path=tmp_path / "a.ckpt")
+        assert not [w for w in recwarn if "HotCompile" in str(w.message)]
 
     def test_a_verdict_of_too_slow_is_remembered_by_a_resumed_run(self, tmp_path: Path) -> None:
         callback = hot(min_speedup=99.0)

@@ -212,10 +212,6 @@ class TestWithTrainer:
         assert mine.report.phase == "observing"
         assert sum(p.steps for p in mine.report.phases) == 3
 
-    def test_the_two_have_different_keys_in_a_checkpoint(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOTCOMPILE", "auto")
-        assert only_callback().state_key != HotCompile().state_key
-
     def test_off_disables_a_callback_in_code(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("HOTCOMPILE", "off")
         mine = HotCompile(threshold=0, cost_gate=False)

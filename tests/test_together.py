@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from lightning_hotcompile import HotCompile, Report, session
+from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.swap.ranks import Proposal, Ranks
+from lightning_hotcompile.together import Together
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -24,13 +26,66 @@ def _fresh_dynamo() -> Any:
     torch._dynamo.reset()
 
 
+class Asked(Ranks):
+    """Remembers how long each exchange may take; the other rank never answers."""
+
+    def __init__(self) -> None:
+        super().__init__(limit_s=30.0)
+        self.world_size, self.timeout_s = 2, 600.0
+        self.limits: list[float | None] = []
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    def exchange(self, proposal: Proposal, limit_s: float | None = None) -> list[Proposal]:
+        self.limits.append(limit_s)
+        return [replace(proposal, rank=1, phase=proposal.without_all, reason="did not answer")]
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_without_an_answer_it_ends_as_far_as_it_had_come(phase: Phase) -> None:
+    ranks = Asked()
+    together = Together(ranks, "abc")
+    together.state = State(phase=phase)
+    agreed = together.exchange(State(phase=Phase.SETTLING), 7)
+    end = "reverted" if phase.uses_compiled_code else "declined"
+    if phase.value == end:
+        assert agreed is None
+    else:
+        assert agreed is not None
+        assert (agreed.phase, agreed.reason) == (end, "rank 1: did not answer")
+    assert ranks.limits == [None], "as long as the ranks wait as a rule"
+    assert not together.is_due(7), "once per batch"
+
+
+def test_after_compiling_it_waits_as_long_as_a_collective() -> None:
+    ranks = Asked()
+    Together(ranks, "abc").exchange(State(phase=Phase.FLIPPING), 7, compiled=True)
+    assert ranks.limits == [600.0]
+
+
+def test_an_error_while_all_compile_is_told_before_the_same_batch() -> None:
+    ranks = Asked()
+    together = Together(ranks, "abc")
+    together.exchange(State(phase=Phase.FLIPPING), 7)
+    together.state = State(phase=Phase.FLIPPING)
+    together.answer_for("our own bug", 7)
+    assert len(ranks.limits) == 1, "told already before this batch"
+    together.begin_compile()
+    together.answer_for("our own bug", 7)
+    assert len(ranks.limits) == 2
+    together.answer_for("our own bug", 7)
+    assert (len(ranks.limits), together.state.phase) == (2, Phase.REVERTED)
+
+
 class Pair(Ranks):
     """Rank 0 of two; what the other one proposes is made from our own proposal and its number."""
 
     other: Other
     proposals: list[Proposal]
 
-    def __init__(self, interval: int = 10) -> None:
+    def __init__(self, interval: int = 10, **_: Any) -> None:
         super().__init__(interval)
         self.world_size = 2
 
@@ -38,7 +93,7 @@ class Pair(Ranks):
     def rank(self) -> int:
         return 0
 
-    def exchange(self, proposal: Proposal) -> list[Proposal]:
+    def exchange(self, proposal: Proposal, limit_s: float | None = None) -> list[Proposal]:
         self.proposals.append(proposal)
         return [proposal, replace(self.other(proposal, len(self.proposals)), rank=1)]
 

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hotcompile.swap import dynamo
+from lightning_hotcompile.swap import compilers, dynamo
+from lightning_hotcompile.swap.captured import copy_of
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
@@ -210,7 +211,7 @@ class TestBackends:
         inner = aot_autograd(fw_compiler=part("forward"), bw_compiler=part("backward"))
 
         def backend(graph: Any, inputs: Any) -> Any:
-            with dynamo.backward_with_forward():
+            with compilers.backward_with_forward():
                 return inner(graph, inputs)
 
         torch.compile(call_module, backend=backend)(Block(4), torch.randn(2, 4))
@@ -274,11 +275,106 @@ class TestBackends:
         assert issubclass(torch._dynamo.exc.InternalTorchDynamoError, dynamo.CompilerError)
 
     def test_known_backends_can_be_listed(self) -> None:
-        assert {"inductor", "eager", "aot_eager"} <= set(dynamo.backend_names())
+        assert {"inductor", "eager", "aot_eager"} <= set(compilers.backend_names())
 
     def test_inductor_refuses_unknown_options(self) -> None:
         with pytest.raises(RuntimeError, match="no_such_option"):
-            dynamo.resolve_backend("inductor", None, {"no_such_option": 1})
+            compilers.resolve_backend("inductor", None, {"no_such_option": 1})
+
+
+class TestRandomNumbers:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("draws", ["dropout", "attention", "several"])
+    def test_inductor_can_draw_eagers_numbers_from_the_same_stream(self, draws: str) -> None:
+        functions: dict[str, Any] = {
+            "dropout": lambda x: nn.functional.dropout(x * 2, 0.3),
+            "attention": lambda x: nn.functional.scaled_dot_product_attention(
+                x[None], x[None], x[None], dropout_p=0.3
+            ),
+            "several": lambda x: torch.rand_like(x) * nn.functional.dropout(x, 0.3) + torch.randn(16, 8),
+        }
+        compiled = torch.compile(
+            functions[draws], backend=compilers.resolve_backend("inductor", None, None, "eager")
+        )
+        results = []
+        for function in (functions[draws], compiled):
+            x = torch.ones(16, 8, requires_grad=True)
+            torch.manual_seed(3)
+            y = function(x)
+            y.sum().backward()
+            assert x.grad is not None
+            results.append((y.detach(), x.grad, torch.rand(3)))
+        for eager, found in zip(*results, strict=True):
+            torch.testing.assert_close(found, eager)
+
+    def test_options_of_the_user_come_last_also_beside_a_mode(self) -> None:
+        def settings(**given: Any) -> dict[str, Any]:
+            backend = compilers.resolve_backend("inductor", **{"mode": None, "options": None, **given})
+            return inspect.getclosurevars(backend).nonlocals["wrapper"].config
+
+        assert settings() == {"fallback_random": True}
+        assert settings(random="backend") == {}
+        assert settings(options={"fallback_random": False}) == {"fallback_random": False}
+        both = settings(mode="max-autotune-no-cudagraphs", options={"max_autotune": False})
+        assert (both["fallback_random"], both["max_autotune"]) == (True, False)
+
+
+class TestCapturedGraphs:
+    def test_a_backend_can_compile_a_captured_graph_once_more_from_real_inputs(self) -> None:
+        graphs: list[Any] = []
+
+        def keep(graph: Any, inputs: Any) -> Any:
+            graphs.append(copy_of(graph))
+            return graph.forward
+
+        x = torch.randn(4, 8, requires_grad=True)
+        expected = torch.compile(lambda x: (x * 2).sin(), backend=keep)(x)
+        (found,) = compilers.resolve_backend("aot_eager", None, None)(graphs[0], [x])(x)
+        assert torch.equal(found, expected)
+        assert found.requires_grad
+
+    def test_a_copy_is_not_what_the_backend_rewrites(self) -> None:
+        def rewrites(graph: Any, inputs: Any) -> Any:
+            copied = copy_of(graph)
+            for node in graph.graph.find_nodes(op="call_method", target="sin"):
+                node.target = "cos"
+            graph.recompile()
+            return copied.forward
+
+        x = torch.ones(2)
+        assert torch.equal(torch.compile(lambda x: x.sin(), backend=rewrites)(x), x.sin())
+
+    def test_changes_in_place_are_counted_except_in_inference_mode(self) -> None:
+        x = torch.ones(2)
+        before = dynamo.version_of(x)
+        x.mul_(1)
+        assert dynamo.version_of(x) == (before or 0) + 1
+        with torch.inference_mode():
+            assert dynamo.version_of(torch.ones(2)) is None
+
+    def test_checkpointing_leaves_its_repeated_forward_by_this_exception(self) -> None:
+        left: list[BaseException] = []
+
+        def forward(x: Tensor) -> Tensor:
+            try:
+                return (x * x).sin() * 2
+            except BaseException as error:
+                left.append(error)
+                raise
+
+        torch.utils.checkpoint.checkpoint(
+            forward, torch.ones(2, requires_grad=True), use_reentrant=False
+        ).sum().backward()
+        assert [type(e) for e in left] == [dynamo.StopRecompute]
+
+    def test_a_generator_of_the_users_own_is_not_captured(self, counter: Any) -> None:
+        generator = torch.Generator()
+        compiled = torch.compile(lambda x: x + torch.rand(2, generator=generator), backend=counter)
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(lambda x: x + torch.rand(2, generator=generator), backend=counter, fullgraph=True)(
+                torch.ones(2)
+            )
+        compiled(torch.ones(2))
 
 
 class TestStances:

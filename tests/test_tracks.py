@@ -53,11 +53,12 @@ class TestLane:
     def test_settling_takes_turns_by_units(self) -> None:
         found = track(Phase.SETTLING)
         lanes = []
-        for _ in range(3):
+        for _ in range(6):
             for ends_unit in (False, True):  # two micro-steps a unit share a lane
                 lanes.append(found.lane())
                 found.ran(lane=lanes[-1], compiled=True, ends_unit=ends_unit)
-        assert lanes == [Lane.EAGER] * 2 + [Lane.REUSE] * 2 + [Lane.EAGER] * 2
+        eager, compiled = [Lane.EAGER] * 2, [Lane.REUSE] * 2
+        assert lanes == eager + compiled + compiled + eager + eager + compiled
 
     def test_the_first_compiled_units_may_compile_and_later_ones_not(self) -> None:
         found = track(Phase.STEADY)

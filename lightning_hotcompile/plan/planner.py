@@ -12,9 +12,10 @@ from torch import nn
 
 from lightning_hotcompile.errors import PlanError
 from lightning_hotcompile.plan.islands import Island, find_islands
+from lightning_hotcompile.plan.obstacles import holds_bounded_deque
 from lightning_hotcompile.plan.optimizers import why_not_compiled as why_not_this_optimizer
 from lightning_hotcompile.plan.regions import LeftEager, find_regions, has_foreign_hooks
-from lightning_hotcompile.plan.scopes import BUILDERS, Region
+from lightning_hotcompile.plan.scopes import BUILDERS, Region, plan_step
 from lightning_hotcompile.plan.tree import render_tree
 
 MANY_BLOCKS = 16
@@ -64,6 +65,7 @@ def plan_compile(
     compile_optimizer: bool | str = "auto",
     optimizers: Sequence[Any] = (),
     fullgraph: bool = False,
+    step: str = "training_step",
 ) -> CompilePlan:
     """Plan the compilation of a model; nothing is compiled here.
 
@@ -76,6 +78,7 @@ def plan_compile(
         compile_optimizer: ``True``, ``False`` or ``"auto"``.
         optimizers: the optimizers whose step may be compiled.
         fullgraph: refuse islands, since each one is a graph break.
+        step: the method that is one step, for example ``validation_step``.
 
     Raises:
         TargetError: a target or an exception matches nothing; the message lists near names.
@@ -86,11 +89,12 @@ def plan_compile(
     """
     islands = find_islands(module, keep_eager=keep_eager, compile_anyway=compile_anyway)
     if scope == "auto":
-        scope, reason = choose_scope(module, islands, targets)
+        scope, reason = choose_scope(module, islands, targets, step)
     else:
         reason = f"scope={scope!r} was asked for"
-    _refuse_impossible(module, scope, islands, fullgraph)
-    regions, left = BUILDERS[scope](module, islands, targets)
+    _refuse_impossible(module, scope, islands, fullgraph, step)
+    built = plan_step(module, step) if scope == "step" else BUILDERS[scope](module, islands, targets)
+    regions, left = built
     optimizer_regions, notes = _optimizer_regions(optimizers, compile_optimizer, scope)
     return CompilePlan(
         scope=scope,
@@ -98,12 +102,15 @@ def plan_compile(
         regions=regions + (optimizer_regions if regions else ()),
         islands=islands,
         left_eager=left,
-        notes=notes,
+        notes=(*_fragment_note(scope, islands, step), *notes),
     )
 
 
 def choose_scope(
-    module: nn.Module, islands: Sequence[Island], targets: Sequence[str] = ()
+    module: nn.Module,
+    islands: Sequence[Island],
+    targets: Sequence[str] = (),
+    step: str = "training_step",
 ) -> tuple[str, str]:
     """The first rule of ``auto``, with its reason.
 
@@ -113,9 +120,11 @@ def choose_scope(
     """
     if targets:
         return "pattern", "targets were given"
-    obstacle = _why_not_step(module)
+    obstacle = _why_not_step(module, step)
     if obstacle is not None:
         return "regions", obstacle
+    if _reads_back_its_logs(getattr(module, step)):
+        return "regions", f"{step} reads metrics of the Trainer, and logs of a compiled step come after it"
     outer = [i for i in islands if not i.is_metric]
     if outer:
         return "regions", f"{len(outer)} modules stay eager, which would break the step into fragments"
@@ -127,22 +136,41 @@ def choose_scope(
     return "step", "the whole step as one graph gains most on models that capture"
 
 
-def _why_not_step(module: nn.Module) -> str | None:
-    step = getattr(module, "training_step", None)
+def _fragment_note(scope: str, islands: Sequence[Island], step: str) -> tuple[str, ...]:
+    inside = sum(not i.is_metric for i in islands)
+    if scope != "step" or not inside:
+        return ()
+    return (f"{inside} modules stay eager inside of {step}: one graph per fragment between them",)
+
+
+_LOGGED = frozenset(["callback_metrics", "logged_metrics", "progress_bar_metrics"])
+
+
+def _reads_back_its_logs(step: Any) -> bool:
+    code = getattr(inspect.unwrap(step), "__code__", None)
+    return code is not None and not _LOGGED.isdisjoint(code.co_names)
+
+
+def _why_not_step(module: nn.Module, method: str) -> str | None:
+    step = getattr(module, method, None)
     if step is None:
-        return "a plain module has no training_step"
-    if not getattr(module, "automatic_optimization", True):
+        return f"a plain module has no {method}"
+    if holds_bounded_deque(module):
+        return f"{type(module).__name__} holds a deque with maxlen, which Dynamo takes for one without"
+    if method == "training_step" and not getattr(module, "automatic_optimization", True):
         return "manual optimization: training_step holds backward and optimizer steps"
     try:
         parameters = inspect.signature(step).parameters
     except (TypeError, ValueError):
         return None
     if "dataloader_iter" in parameters:
-        return "training_step fetches its own batches (dataloader_iter)"
+        return f"{method} fetches its own batches (dataloader_iter)"
     return None
 
 
-def _refuse_impossible(module: nn.Module, scope: str, islands: Sequence[Island], fullgraph: bool) -> None:
+def _refuse_impossible(
+    module: nn.Module, scope: str, islands: Sequence[Island], fullgraph: bool, step: str
+) -> None:
     islands = [i for i in islands if not i.is_metric]  # most metrics are used outside of training_step
     if fullgraph and islands:
         names = ", ".join(f"{i.name} ({i.class_name})" for i in islands[:3])
@@ -150,7 +178,7 @@ def _refuse_impossible(module: nn.Module, scope: str, islands: Sequence[Island],
             f"fullgraph=True cannot hold: {len(islands)} modules stay eager and each one is a graph "
             f"break: {names}. Set fullgraph=False, or exempt them with compile_anyway."
         )
-    obstacle = _why_not_step(module) if scope == "step" else None
+    obstacle = _why_not_step(module, step) if scope == "step" else None
     if obstacle is not None:
         raise PlanError(f"scope='step' is not possible: {obstacle}. Use scope='regions' or 'auto'.")
 

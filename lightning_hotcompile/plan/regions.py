@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from lightning_hotcompile.plan.obstacles import holds_bounded_deque
+
 MIN_PARAMETERS = 512
 """A subtree that does not repeat and has fewer parameters is too small to be a region of its own."""
 
@@ -73,11 +75,16 @@ def why_not_compiled(module: nn.Module) -> str | None:
         return "is a TorchScript module"
     if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
         return "is compiled already by the user"
+    if holds_bounded_deque(module):
+        return "holds a deque with maxlen, which Dynamo takes for one without"
+    if any(map(holds_bounded_deque, module.modules())):
+        return _DEQUE_BELOW
     if has_foreign_hooks(module):
         return _HAS_HOOKS
     return None
 
 
+_DEQUE_BELOW = "a module below it holds a deque with maxlen, which Dynamo takes for one without"
 _HAS_HOOKS = "has hooks, which would be traced into the graph"
 HAS_HOOKS = "has hooks, which have to run as they are"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -142,7 +149,7 @@ class _Search:
             return
         self._seen.add(id(module))  # a module that hangs in two places is one region
         reason, children = why_not_compiled(module), list(module.children())
-        if reason is not None and not (children and reason is _HAS_HOOKS):
+        if reason is not None and not (children and reason in (_HAS_HOOKS, _DEQUE_BELOW)):
             self._leave(name, module, reason)
         elif not children:
             self._leave(name, module, "too small: a single operation gains nothing by itself")

@@ -45,13 +45,13 @@ class Region:
 _Built = tuple[tuple[Region, ...], tuple[LeftEager, ...]]
 
 
-def _plan_step(module: nn.Module, islands: Sequence[Island], targets: Sequence[str]) -> _Built:
-    name = type(module).__name__
+def plan_step(module: nn.Module, method: str) -> _Built:
+    """The whole step as one region; ``method`` is its name, for example ``training_step``."""
     region = Region(
-        name="training_step",
+        name=method,
         kind="step",
-        members=("training_step",),
-        class_name=name,
+        members=(method,),
+        class_name=type(module).__name__,
         parameters=count_parameters(module),
         structure=structure_of(module),
     )
@@ -210,7 +210,6 @@ def _attribute(owner: Any, name: str, target: str) -> Any:
 
 
 BUILDERS = {
-    "step": _plan_step,
     "regions": _plan_regions,
     "module": _plan_module,
     "pattern": _plan_pattern,

@@ -45,7 +45,7 @@ def _branch(tree: Tree, title: str, lines: Iterable[str], otherwise: str | None 
 
 def _region_line(region: Region) -> str:
     if region.kind == "step":
-        return f"{region.class_name}.training_step as a whole, loss included"
+        return f"{region.class_name}.{region.name} as a whole, loss included"
     if region.kind == "group":
         size = f"{region.parameters:,} parameters each"
         return f"{region.name}: {region.class_name} x{len(region.members)} as one group, {size}"

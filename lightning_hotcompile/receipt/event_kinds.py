@@ -18,6 +18,9 @@ class Event:
     time: float = field(default_factory=unix_time)
     """Seconds since 1970."""
 
+    stage: str = "train"
+    """Stage of the Trainer that it belongs to."""
+
     @property
     def kind(self) -> str:
         """The class name in snake case, as it stands in the log: ``PhaseChanged`` is ``phase_changed``."""
@@ -54,10 +57,14 @@ class Detected(Event):
     n_ops: int | None
     """Ops of the recorded step, forward and backward; None if no step was recorded."""
 
+    family: str = ""
+    """Which dimensions of the batch vary, with the sizes seen; empty if none does."""
+
     def __str__(self) -> str:
         size = "" if self.n_ops is None else f", {self.n_ops} ops"
         ops = f": {self.op_sequence}" if self.op_sequence else ""
-        return f"step {self.signature} is hot after {self.count} times{size}{ops}"
+        family = f"; {self.family}" if self.family else ""
+        return f"step {self.signature} is hot after {self.count} times{size}{ops}{family}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,6 +207,8 @@ def _from_line(line: bytes) -> tuple[Event | None, str]:
 def _from_record(cls: type[Event], record: dict[str, Any]) -> tuple[Event | None, str]:
     values: dict[str, Any] = {}
     for f in dataclasses.fields(cls):
+        if f.name not in record and f.default is not dataclasses.MISSING:
+            continue  # written by a version that did not have it yet
         if f.name not in record:
             return None, f"{cls.__name__} lacks {f.name!r}"
         value = record.pop(f.name)

@@ -56,7 +56,8 @@ def leave_out_mixed_unit(unit: Sequence[tuple[object, StepRecord]]) -> None:
 class PairedUnits:
     """Times of interleaved eager and compiled units of one signature, in pairs.
 
-    A unit is one optimizer step with all its micro-steps. A disturbed unit takes its partner with it.
+    A unit is one optimizer step with all its micro-steps. Two of different kinds, one after the other,
+    are a pair, whichever comes first. A disturbed unit takes its partner with it.
     """
 
     def __init__(self) -> None:
@@ -64,6 +65,7 @@ class PairedUnits:
         self.compiled: list[float] = []
         self._seconds = 0.0
         self._disturbed = False
+        self._waiting: tuple[bool, float, bool] | None = None
 
     def add(self, record: StepRecord, seconds: float) -> None:
         """One micro-step; at the unit's end the sum counts."""
@@ -73,16 +75,17 @@ class PairedUnits:
             self._end_unit(record.compiled)
 
     def _end_unit(self, compiled: bool) -> None:
-        seconds, disturbed = self._seconds, self._disturbed
+        now = (compiled, self._seconds, self._disturbed)
         self._seconds, self._disturbed = 0.0, False
-        if not compiled:
-            del self.eager[len(self.compiled) :]  # an eager unit whose partner never came
-            if not disturbed:
-                self.eager.append(seconds)
-        elif disturbed or len(self.eager) <= len(self.compiled):
-            del self.eager[len(self.compiled) :]
-        else:
-            self.compiled.append(seconds)
+        before = self._waiting
+        if before is None or before[0] is compiled:
+            self._waiting = now  # one of the same kind before it has lost its partner
+            return
+        self._waiting = None
+        if not (before[2] or now[2]):
+            eager, fast = (before, now) if compiled else (now, before)
+            self.eager.append(eager[1])
+            self.compiled.append(fast[1])
 
     @property
     def n(self) -> int:
@@ -91,7 +94,7 @@ class PairedUnits:
 
     def ratio(self) -> Ratio | None:
         """Eager time / compiled time with its interval, or ``None`` with too few pairs."""
-        return paired_ratio(self.eager[: self.n], self.compiled)
+        return paired_ratio(self.eager, self.compiled)
 
 
 class Ledger:
@@ -137,6 +140,11 @@ class Ledger:
             record.pairs.add(record, time.seconds)
 
     @property
+    def spent_s(self) -> float:
+        """Seconds in steps so far."""
+        return self._in_steps
+
+    @property
     def recent_step_ms(self) -> float | None:
         """Milliseconds of the last step that was booked."""
         return None if self._recent is None else 1e3 * self._recent
@@ -150,7 +158,7 @@ class Ledger:
     @property
     def eager_ms(self) -> Summary | None:
         """Eager steps; the interleaved ones if there are any, so that both arms saw the same machine."""
-        return _in_ms(self.pairs.eager[: self.pairs.n] or self._eager.values)
+        return _in_ms(self.pairs.eager or self._eager.values)
 
     @property
     def compiled_ms(self) -> Summary | None:

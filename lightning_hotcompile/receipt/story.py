@@ -39,7 +39,7 @@ class Story:
         self._step = step
         self.recompiles = 0
 
-    def detected(self, signature: str, count: int, op_graph: OpGraph | None) -> None:
+    def detected(self, signature: str, count: int, op_graph: OpGraph | None, family: str = "") -> None:
         """A step signature became hot."""
         self._emit(
             Detected(
@@ -48,6 +48,7 @@ class Story:
                 count=count,
                 op_sequence=op_graph.sequence_text(_SEQUENCE_LIMIT) if op_graph else "not recorded",
                 n_ops=op_graph.n_ops if op_graph else None,
+                family=family,
             )
         )
 

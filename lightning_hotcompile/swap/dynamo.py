@@ -11,7 +11,7 @@ import inspect
 import logging
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ from torch._dynamo.eval_frame import DynamoStance, _set_stance
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
-from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils.checkpoint import _StopRecomputationError
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,14 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 RestartCompile = RestartAnalysis
 """What a backend raises when the frame has to be traced again; never to be swallowed."""
 
+StopRecompute = _StopRecomputationError
+"""How activation checkpointing leaves a forward that it repeats, once it has what it needs: no error."""
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; ``None`` for one of inference mode, where nobody counts."""
+    return None if tensor.is_inference() else int(tensor._version)
+
 
 @contextlib.contextmanager
 def compiling_allowed(
@@ -80,14 +88,22 @@ def compiling_allowed(
 
     With ``suppress_errors`` a frame that cannot be compiled runs as the user wrote it, and ``on_failure``
     is told in place of Dynamo's warning. Guards look at module hooks too, which Dynamo leaves out by
-    default: a hook that one of several equal blocks has would silently not run.
+    default: a hook that one of several equal blocks has would silently not run. Integers of modules
+    (``self.steps += 1``) become symbols once they change, where each new value would be a recompile.
     """
     told = _FailuresTold(on_failure)
     logger = logging.getLogger("torch._dynamo.convert_frame")
     if suppress_errors:
         logger.addFilter(told)
     try:
-        with torch._dynamo.config.patch(suppress_errors=suppress_errors, skip_nnmodule_hook_guards=False):
+        with (
+            torch._dynamo.config.patch(
+                suppress_errors=suppress_errors,
+                skip_nnmodule_hook_guards=False,
+                allow_unspec_int_on_nn_module=True,
+            ),
+            _KeepsBuffers(),
+        ):
             yield
     finally:
         logger.removeFilter(told)
@@ -101,12 +117,29 @@ class _FailuresTold(logging.Filter):
         self._on_failure = on_failure
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if "recompile_limit" in record.getMessage():
+            return False  # told by the region that runs eagerly for it
         error = record.exc_info[1] if record.exc_info else None
         if record.levelno < logging.WARNING or error is None:
             return True
         self._on_failure(error)
         _log.debug("Dynamo could not compile a frame", exc_info=error)
         return False
+
+
+class _KeepsBuffers:
+    """A compiled backward leaves what the forward has saved, so that ``retain_graph=True`` works as in eager.
+
+    AOTAutograd reads this when it compiles and once more in each backward. Set by hand, since a patch
+    costs five times as much and this is done in each step.
+    """
+
+    def __enter__(self) -> None:
+        self._prior = functorch_config.donated_buffer
+        functorch_config.donated_buffer = False
+
+    def __exit__(self, *_: object) -> None:
+        functorch_config.donated_buffer = self._prior
 
 
 class ReuseOnly:
@@ -117,10 +150,15 @@ class ReuseOnly:
 
     _STANCE = DynamoStance("eager_on_recompile")
 
+    def __init__(self) -> None:
+        self._keeps_buffers = _KeepsBuffers()
+
     def __enter__(self) -> None:
         self._prior = _set_stance(self._STANCE)
+        self._keeps_buffers.__enter__()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
+        self._keeps_buffers.__exit__(*exception)
         _set_stance(self._prior)
 
 
@@ -191,14 +229,6 @@ def cache_hits() -> int:
     return int(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
 
 
-def backward_with_forward() -> contextlib.AbstractContextManager[Any]:
-    """AOTAutograd compiles the backward at once, not at the first ``backward()``."""
-    patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
-        force_non_lazy_backward_lowering=True
-    )
-    return patch
-
-
 def agree_within_tolerance(
     eager: Tensor, compiled: Tensor, reference: Tensor | None, tolerance: float
 ) -> bool:
@@ -208,43 +238,3 @@ def agree_within_tolerance(
         eager, compiled, reference, tol=tolerance, equal_nan=True, log_error=lambda *_, **__: None
     )
     return agrees
-
-
-def backend_names() -> list[str]:
-    """Every backend that Dynamo knows, those for debugging included."""
-    names: list[str] = sorted(torch._dynamo.list_backends(exclude_tags=()))
-    return names
-
-
-def resolve_backend(
-    backend: str | CompiledFn, mode: str | None, options: Mapping[str, Any] | None
-) -> CompiledFn:
-    """A callable ``(graph_module, example_inputs)`` for a backend's name, mode and options.
-
-    Raises:
-        RuntimeError: Inductor does not know an option (its message lists those that it knows).
-        torch._dynamo.exc.InvalidBackend: there is no backend of this name.
-    """
-    if backend == "inductor":
-        return _inductor(mode, options)
-    given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
-    found = torch._dynamo.lookup_backend(backend) if isinstance(backend, str) else backend
-
-    def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        compiled: CompiledFn = found(graph_module, list(example_inputs), **given)
-        return compiled
-
-    return compile_graph
-
-
-def _inductor(mode: str | None, options: Mapping[str, Any] | None) -> CompiledFn:
-    # torch.compile's own wrapper checks the names of the options and knows what a mode means.
-    wrapper: Any = torch._TorchCompileInductorWrapper(  # type: ignore[no-untyped-call]
-        mode, dict(options) if options else None, None
-    )
-
-    def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        compiled: CompiledFn = wrapper(graph_module, list(example_inputs))
-        return compiled
-
-    return compile_graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 
+from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES
 from lightning_hotcompile.swap.dynamo import ReuseOnly, compiling_allowed
 
 
@@ -34,6 +35,7 @@ class Gate:
         self._context: contextlib.AbstractContextManager[None] | None = None
         self._reuse_only = ReuseOnly()
         self.lane = Lane.EAGER
+        self.dynamic_dims = NOTHING_VARIES  # in the tensors of this step, for what is compiled in it
 
     @property
     def compiled(self) -> bool:

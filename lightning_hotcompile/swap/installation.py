@@ -62,7 +62,16 @@ class Installation:
         self.plan = plan
         self.gate = Gate(suppress_errors=config.on_error != "raise")
         self.timer = CompileTimer()
-        self.witness = Witness(config.backend, mode=config.mode, options=config.options, parity=config.parity)
+        self.witness = Witness(
+            config.backend,
+            mode=config.mode,
+            options=config.options,
+            parity=config.parity,
+            random=config.random,
+            compile_timeout=config.compile_timeout,
+            raise_errors=config.on_error == "raise",
+            on_failure=self.gate.failures.append,
+        )
         self._root = root
         self._config = config
         self._islands = IslandGuard(root, [i.name for i in plan.islands])
@@ -124,6 +133,11 @@ class Installation:
                 swapped.take_out()
                 dropped.append((swapped.region.name, reason))
         return dropped
+
+    @property
+    def is_lost_anywhere(self) -> bool:
+        """Whether a region has compiled code that does not fit its calls any longer."""
+        return any(s.fit.is_lost for s in self._swapped if s.error is None)
 
     @property
     def anything_left(self) -> bool:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.scopes import Region, resolve_function
 from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError, compile_isolated
+from lightning_hotcompile.swap.fit import Fit
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.witness import Witness, first_line
 
@@ -41,10 +43,12 @@ class SwappedRegion:
         self.region = region
         self.error: str | None = None
         self.calls = 0
+        self.fit = Fit(region.name, witness)
         self._gate = gate
         self._witness = witness
         self._settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
         self._undo: list[Callable[[], None]] = []
+        self._compiled_call: CompiledFn | None = None
 
     @property
     def is_in_place(self) -> bool:
@@ -64,13 +68,27 @@ class SwappedRegion:
             return eager(*args, **kwargs)
         self.calls += 1
         try:
-            return compiled(*args, **kwargs)
+            return self._call_compiled(compiled, args, kwargs)
         except CompilerError as error:
             if not self._gate.suppresses_errors:
                 raise
             self._gate.failures.append(error)
             self.error = self._witness.error_of(self.region.name) or first_line(error)
         return eager(*args, **kwargs)
+
+    def _call_compiled(self, compiled: CompiledFn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        lane = self._gate.lane
+        self.fit.begin()
+        if lane is Lane.COMPILE:
+            with self._gate.dynamic_dims.marked(args, kwargs):
+                result = compiled(*args, **kwargs)
+        else:
+            result = compiled(*args, **kwargs)
+        refused = self.fit.end(lane)
+        if refused is not None:
+            self._gate.failures.append(HotCompileError(refused))
+            self.error = refused
+        return result
 
     def put(self, root: nn.Module) -> None:
         """Change the model; what was put in place is taken out again if that fails half-way."""
@@ -93,12 +111,14 @@ class SwappedRegion:
         self._undo.append(action)
 
     def _put_modules(self, root: nn.Module) -> None:
-        compiled = self.compiled(call_module)
+        if self._compiled_call is None:  # once: what is put in place again finds its compiled code
+            self._compiled_call = self.compiled(call_module)
         for name in self.region.members:
             module = root.get_submodule(name)
-            call = functools.partial(self.choose, compiled, call_module, module)
+            before = vars(module).get("_compiled_call_impl")  # of another stage, which is at rest now
+            call = functools.partial(self.choose, self._compiled_call, call_module, module)
             module._compiled_call_impl = call
-            self.undo_later(functools.partial(vars(module).pop, "_compiled_call_impl", None))
+            self.undo_later(functools.partial(_give_back, module, before))
 
     def _put_function(self, target: str) -> None:
         owner, name, function = resolve_function(target)
@@ -112,6 +132,13 @@ class SwappedRegion:
         for place, attribute in places:
             setattr(place, attribute, call)
             self.undo_later(functools.partial(setattr, place, attribute, function))
+
+
+def _give_back(module: nn.Module, before: Any) -> None:
+    if before is None:
+        vars(module).pop("_compiled_call_impl", None)
+    else:
+        module._compiled_call_impl = before
 
 
 def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:

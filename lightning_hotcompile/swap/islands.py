@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -116,12 +115,17 @@ class _EagerCall:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
-        self._eager = _eager(function, getattr(function, "__name__", "forward"))
+        vars(self)["_function"] = function
+        vars(self)["_eager"] = _eager(function, getattr(function, "__name__", "forward"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._eager(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_function"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_function"], name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return operator.itemgetter(0), ((self._function,),)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_hotcompile.plan.optimizers import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.installer import SwappedRegion
@@ -76,11 +77,17 @@ class SwappedOptimizer(SwappedRegion):
     def put(self, root: nn.Module) -> None:
         """Give the optimizer a ``step`` of its own; ``take_out`` removes it."""
         optimizer = self._optimizer
+        self.error = why_not_compiled(optimizer)  # it may have been wrapped since the plan was made
+        if self.error is not None:
+            return
         before = vars(optimizer).get("step")
         eager = optimizer.step
-        vars(optimizer)["step"] = types.MethodType(self._replacement(eager), optimizer)
+        ours = types.MethodType(self._replacement(eager), optimizer)
+        vars(optimizer)["step"] = ours
 
         def undo() -> None:
+            if vars(optimizer).get("step") is not ours:
+                return  # wrapped since by somebody: theirs stays, and ours is eager from now on
             if before is None:
                 vars(optimizer).pop("step", None)
             else:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from lightning_hotcompile.swap.dynamo import agree_within_tolerance
+from lightning_hotcompile.swap.clones import random_state_kept, why_not_cloned
+from lightning_hotcompile.swap.difference import Run, all_agree, largest_difference, same_kinds
+from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.memory import why_memory_is_short
+from lightning_hotcompile.swap.trial import Trial
 
 _log = logging.getLogger(__name__)
-
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Relative and absolute tolerance by dtype; those of PyTorch's own training benchmark for fp32 and below."""
 
 NOISE_FACTOR = 3.0
 """A graph with random numbers may differ from eager by so many times what two eager runs differ."""
 
 _SEEDS = (20_011, 20_021)
+
+_COPIES = 3.0
+"""Sets of inputs that must fit into the free memory: two, and as much again for outputs and gradients."""
+
+
+class NotNeutral(Exception):
+    """Why a graph cannot be compared without its random numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +36,8 @@ class Parity:
     """What the comparison of one graph said.
 
     ``error`` is the largest absolute difference of an output, a gradient or a mutated input.
-    ``stochastic`` graphs are held against the noise between two eager runs with other seeds.
+    ``stochastic`` graphs draw random numbers: if theirs are not those of eager, they are held against the
+    noise between two eager runs, and strictly with the random numbers taken out.
     """
 
     agrees: bool | None
@@ -38,7 +45,17 @@ class Parity:
 
     error: float | None = None
     stochastic: bool = False
+    other_numbers: bool = False
+    """Its random numbers are not those of eager: it was held against the noise."""
+
     reason: str = ""
+    """Why it does not agree, or was not compared, or could be held against the noise only."""
+
+    changed: tuple[int, ...] = ()
+    """Positions of the inputs that the graph changes in place."""
+
+    changed_held: tuple[int, ...] = ()
+    """Positions of the tensors that the graph holds by itself and changes."""
 
     @property
     def failed(self) -> bool:
@@ -46,226 +63,130 @@ class Parity:
         return self.agrees is False
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Outputs, gradients and (afterwards) inputs of one run: float tensors to compare, and the rest."""
-
-    tensors: list[Tensor]
-    gradients: list[Tensor | None]
-    inputs: list[Tensor]
-
-
 def compare(
-    eager: Callable[..., Any],
-    compiled: Callable[..., Any],
+    eager: CompiledFn,
+    compiled: CompiledFn,
     inputs: Sequence[Any],
     held: Sequence[Tensor] = (),
+    neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None = None,
 ) -> Parity:
     """Run both on clones of the same inputs, forward and backward, and compare.
 
     The rule is that of PyTorch's benchmarks (``torch._dynamo.utils.same``): close within a tolerance
     by dtype, else as near to a 64-bit run as eager is. Gradients are taken with one random cotangent.
+    Both start from the same seed. Where they differ and two eager runs with other seeds differ as well,
+    the difference must be within that noise, and the two functions that ``neutral`` returns, the same
+    graph eager and compiled without its random numbers, must agree by the strict rule.
+
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code
     runs, since a captured graph is tensor code only. Needs memory for two more sets of inputs and outputs.
     What cannot be compared for a reason that is not foreseen counts as wrong: in doubt, eager.
     """
+    everything = [*inputs, *held]
+    reason = why_not_cloned(everything)
+    if reason is not None:
+        return Parity(agrees=None, reason=f"not compared: {reason}")
+    tensors = [t for t in everything if isinstance(t, Tensor)]
+    if (reason := why_memory_is_short(tensors, _COPIES)) is not None:
+        return Parity(agrees=None, reason=f"not compared for lack of memory: {reason}")
     try:
-        _refuse_what_cannot_be_cloned([*inputs, *held])
-        with _random_state_kept([*inputs, *held]):
-            return _Comparison(inputs, held).between(eager, compiled)
+        # Hooks around the real call (activation checkpointing, offloading) are not told of these runs.
+        with random_state_kept(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+            return _Comparison(Trial(inputs, held)).between(eager, compiled, neutral)
     except torch.OutOfMemoryError as error:
         return Parity(agrees=None, reason=f"not compared for lack of memory: {str(error).splitlines()[0]}")
-    except _NotComparable as error:
-        return Parity(agrees=None, reason=str(error))
     except Exception as error:  # noqa: BLE001
         _log.debug("the comparison failed", exc_info=True)
         return Parity(agrees=False, reason=f"could not be compared: {type(error).__name__}: {error}")
 
 
-class _NotComparable(Exception):
-    """The inputs are of a kind that cannot be cloned faithfully."""
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
-def _refuse_what_cannot_be_cloned(inputs: Sequence[Any]) -> None:
-    for value in inputs:
-        if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise _NotComparable(f"not compared: an input is a {type(value).__name__}")
-        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
-            raise _NotComparable(f"not compared: an input has layout {value.layout}")
-    _refuse_if_memory_is_short(inputs)
-
-
-def _refuse_if_memory_is_short(inputs: Sequence[Any]) -> None:
-    on_gpu = [t for t in inputs if isinstance(t, Tensor) and t.is_cuda]
-    if not on_gpu:
-        return
-    needed = 3 * sum(t.untyped_storage().nbytes() for t in on_gpu)
-    free, _ = torch.cuda.mem_get_info(on_gpu[0].device)
-    free += torch.cuda.memory_reserved(on_gpu[0].device) - torch.cuda.memory_allocated(on_gpu[0].device)
-    if needed > free:
-        raise _NotComparable(
-            f"not compared for lack of memory: {needed >> 20} MB are needed, {free >> 20} MB are free"
-        )
-
-
-@contextmanager
-def _random_state_kept(inputs: Sequence[Any]) -> Iterator[None]:
-    devices = sorted({t.device.index or 0 for t in inputs if isinstance(t, Tensor) and t.is_cuda})
-    with torch.random.fork_rng(devices=devices):
-        yield
+class _Raised(Exception):
+    """Compiled code raised; the cause is what it raised."""
 
 
 class _Comparison:
-    """Runs functions on the same inputs, one after the other, each on a fresh copy."""
+    """The rules, in their order."""
 
-    def __init__(self, inputs: Sequence[Any], held: Sequence[Tensor]) -> None:
-        self._inputs = inputs
-        self._held = held
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
 
-    def between(self, eager: Callable[..., Any], compiled: Callable[..., Any]) -> Parity:
-        """Compare two functions."""
-        first, second = (self._run(eager, seed) for seed in _SEEDS)
-        noise = _largest_difference(first, second)
+    def between(
+        self,
+        eager: CompiledFn,
+        compiled: CompiledFn,
+        neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None,
+    ) -> Parity:
+        """Compare two functions: strictly, else against the noise and without random numbers."""
+        first = self._trial.run(eager, _SEEDS[0])
+        learned = Parity(
+            agrees=True, changed=first.changed, changed_held=first.changed_held, stochastic=first.random
+        )
         try:
-            result = self._run(compiled, _SEEDS[0])
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, this code must not be used
-            _log.debug("compiled code raised", exc_info=True)
-            return Parity(agrees=False, reason=f"compiled code raised {type(error).__name__}: {error}")
-        difference = _largest_difference(first, result)
-        if noise > 0:
-            agrees = _same_kinds(first, result) and difference <= NOISE_FACTOR * noise
-            reason = "" if agrees else f"differs by {difference:.3g}, two eager runs by {noise:.3g}"
-            return Parity(agrees=agrees, error=difference, stochastic=True, reason=reason)
-        agrees = _same_kinds(first, result) and _all_agree(first, result, self._run_in_64_bit(eager))
-        reason = "" if agrees else f"differs from eager by up to {difference:.3g}"
-        return Parity(agrees=agrees, error=difference, reason=reason)
-
-    def _run(self, function: Callable[..., Any], seed: int, widened: bool = False) -> _Run:
-        torch.manual_seed(seed)
-        clones = _widened(self._inputs) if widened else clone_inputs(self._inputs)
-        held = [] if widened else list(self._held)
-        with _values_kept(held):
-            outputs = [t for t in tree_leaves(function(*clones)) if isinstance(t, Tensor)]
-            torch.manual_seed(_SEEDS[1])  # the same cotangents in each run
-            leaves = [t for t in (*clones, *held) if isinstance(t, Tensor) and t.requires_grad]
-            gradients = _gradients(outputs, leaves)
-            changed = [t.detach().clone() for t in held]
-        return _Run(
-            tensors=[t.detach() for t in outputs],
-            gradients=gradients,
-            inputs=[*(t.detach() for t in clones if isinstance(t, Tensor)), *changed],
+            difference, kinds, agrees = self._strictly(first, eager, compiled)
+            if agrees:
+                return replace(learned, error=difference)
+            noise = largest_difference(first, self._trial.run(eager, _SEEDS[1]))
+            del first
+            if noise > 0:
+                return self._within(noise, difference, kinds, replace(learned, stochastic=True), neutral)
+        except _Raised as error:
+            return replace(learned, agrees=False, reason=str(error))
+        return replace(
+            learned, agrees=False, error=difference, reason=f"differs from eager by up to {difference:.3g}"
         )
 
-    def _run_in_64_bit(self, function: Callable[..., Any]) -> _Run | None:
-        """The reference for the error that eager itself makes; ``None`` where the graph pins its dtypes."""
-        floats = [t for t in self._inputs if isinstance(t, Tensor) and t.is_floating_point()]
-        if self._held or not floats or any(t.dtype is torch.float64 for t in floats):
-            return None
+    def _strictly(self, first: Run, eager: CompiledFn, compiled: CompiledFn) -> tuple[float, bool, bool]:
+        """Largest difference, whether all has the same shape, and whether it agrees."""
+        with self._trial.held_put_back():
+            try:
+                result = self._trial.run(compiled, _SEEDS[0], last=True)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                _log.debug("compiled code raised", exc_info=True)
+                raise _Raised(f"compiled code raised {type(error).__name__}: {error}") from error
+            difference, kinds = largest_difference(first, result), same_kinds(first, result)
+            agrees = kinds and all_agree(first, result, lambda: self._trial.run_in_64_bit(eager, _SEEDS[0]))
+        return difference, kinds, agrees
+
+    def _within(
+        self,
+        noise: float,
+        difference: float,
+        kinds: bool,
+        learned: Parity,
+        neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None,
+    ) -> Parity:
+        """The rules for other random numbers than eager's."""
+        learned = replace(learned, error=difference, other_numbers=True)
+        if not kinds or difference > NOISE_FACTOR * noise:
+            reason = f"differs by {difference:.3g}, two eager runs by {noise:.3g}"
+            return replace(learned, agrees=False, reason=reason)
         try:
-            return self._run(function, _SEEDS[0], widened=True)
-        except Exception:  # noqa: BLE001  # whatever the graph has against 64-bit inputs
-            return None
+            worst, agrees = self._without_random_numbers(neutral)
+        except NotNeutral as error:
+            return replace(learned, reason=f"held against eager's noise only: {error}")
+        except _Raised as error:
+            return replace(learned, agrees=False, reason=f"without its random numbers {error}")
+        reason = "" if agrees else f"without its random numbers it differs from eager by up to {worst:.3g}"
+        return replace(learned, agrees=agrees, reason=reason)
 
-
-@contextmanager
-def _values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Tensors that a run changes in place have their values again afterwards."""
-    before = [t.detach().clone() for t in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-
-
-def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    differentiable = [t for t in outputs if t.requires_grad]
-    if not (differentiable and leaves and torch.is_grad_enabled()):
-        return []
-    cotangents = [_cotangent(t) for t in differentiable]
-    return list(torch.autograd.grad(differentiable, leaves, cotangents, allow_unused=True))
-
-
-def _widened(inputs: Sequence[Any]) -> list[Any]:
-    return [
-        t.detach().double().requires_grad_(t.requires_grad)
-        if isinstance(t, Tensor) and t.is_floating_point()
-        else t
-        for t in clone_inputs(inputs)
-    ]
-
-
-def _cotangent(output: Tensor) -> Tensor:
-    """Random numbers that are the same in every dtype, so that a 64-bit run gets the same ones."""
-    return torch.randn(output.shape, device=output.device).bfloat16().to(output.dtype)
-
-
-def clone_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Copies of tensors that share memory with each other as the originals do; the rest as it is."""
-    storages: dict[int, Any] = {}
-    tensors: dict[int, Tensor] = {}
-
-    def clone(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in tensors:
-            storage = value.untyped_storage()
-            copied = storages.setdefault(storage.data_ptr() or id(value), None)
-            if copied is None:
-                copied = storages[storage.data_ptr() or id(value)] = storage.clone()  # type: ignore[no-untyped-call]
-            copy = torch.empty(0, dtype=value.dtype, device=value.device)
-            copy.set_(copied, value.storage_offset(), value.shape, value.stride())
-            tensors[id(value)] = copy.requires_grad_(value.requires_grad)
-        return tensors[id(value)]
-
-    with torch.no_grad():
-        return [clone(value) for value in inputs]
-
-
-def _pairs(a: _Run, b: _Run) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-    for name in ("tensors", "gradients", "inputs"):
-        yield from zip(getattr(a, name), getattr(b, name), strict=False)
-
-
-def _same_kinds(a: _Run, b: _Run) -> bool:
-    return (
-        len(a.tensors) == len(b.tensors)
-        and len(a.gradients) == len(b.gradients)
-        and all(
-            (x is None) == (y is None) and (x is None or y is None or x.shape == y.shape)
-            for x, y in _pairs(a, b)
-        )
-    )
-
-
-def _largest_difference(a: _Run, b: _Run) -> float:
-    """Largest absolute difference; infinite where one has NaN and the other has not."""
-    worst = 0.0
-    for x, y in _pairs(a, b):
-        if x is None or y is None or x.shape != y.shape or not x.numel():
-            continue
-        if not (x.is_floating_point() or x.is_complex()):
-            worst = max(worst, 0.0 if torch.equal(x, y) else float("inf"))
-            continue
-        gap = (x.to(torch.complex128 if x.is_complex() else torch.float64) - y).abs()
-        both_odd = ~x.isfinite() & ~y.isfinite() & ((x == y) | (x.isnan() & y.isnan()))
-        gap = torch.where(both_odd, torch.zeros_like(gap), gap)
-        worst = max(worst, float(torch.nan_to_num(gap, nan=float("inf"), posinf=float("inf")).max()))
-    return worst
-
-
-def _all_agree(eager: _Run, compiled: _Run, reference: _Run | None) -> bool:
-    if reference is None or not _same_kinds(eager, reference):
-        reference = eager
-    for (x, y), (_, wide) in zip(_pairs(eager, compiled), _pairs(eager, reference), strict=True):
-        if x is None or y is None:
-            continue
-        tolerance = TOLERANCE.get(x.dtype, TOLERANCE[torch.float32])
-        if not agree_within_tolerance(x, y, wide, tolerance):
-            return False
-    return True
+    def _without_random_numbers(
+        self, neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None
+    ) -> tuple[float, bool]:
+        if neutral is None:
+            raise NotNeutral("there is no graph to take them out of")
+        eager, compiled = neutral()
+        try:
+            first = self._trial.run(eager, _SEEDS[0])
+        except Exception as error:
+            raise NotNeutral(f"its random numbers cannot be taken out ({type(error).__name__})") from error
+        if first.random:
+            raise NotNeutral("it has random operations that are not known")
+        worst, _, agrees = self._strictly(first, eager, compiled)
+        return worst, agrees

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -19,6 +21,7 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 
 _CALLS = "_hotcompile_log_calls"
 _LOGGING_METHODS = ("log", "log_dict")
+_ENABLE_GRAPH = 5  # its place among the arguments after the value
 
 # The Trainer's counters behind self.global_step and self.current_epoch change from step to step:
 # as constants in a graph each of them would mean a recompile.
@@ -27,44 +30,111 @@ _TRAINER_COUNTERS = (
     r".*\._batches_that_stepped$",
 )
 
-
-def _recorder(name: str) -> Callable[..., None]:
-    """A method that stands in for ``self.log`` and only remembers the call."""
-
-    def record(self: LightningModule, *args: Any, **kwargs: Any) -> None:
-        keep_graph = kwargs.get("enable_graph", False)
-        snapshot_args = [_snapshot(a, keep_graph) for a in args]
-        snapshot_kwargs = {k: _snapshot(v, keep_graph) for k, v in kwargs.items()}
-        getattr(self, _CALLS).append((name, snapshot_args, snapshot_kwargs))
-
-    return record
+StandIns = Mapping[str, Callable[..., Any]]
 
 
-def _snapshot(value: Any, keep_graph: bool) -> Any:
-    """The value as it is now: the step may change it in place before the call is replayed."""
+def _log(self: LightningModule, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Stands in for ``LightningModule.log``."""
+    keep_graph = _keeps_graph(args, kwargs)
+    getattr(self, _CALLS).append(("log", (name, _snapshot(value, keep_graph), *args), kwargs))
+    if not _can_wait(value):
+        _make_calls(self)
+
+
+def _log_dict(self: LightningModule, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+    """Stands in for ``LightningModule.log_dict``."""
+    keep_graph = _keeps_graph(args, kwargs)
+    getattr(self, _CALLS).append(("log_dict", (_snapshot(dictionary, keep_graph), *args), kwargs))
+    if not _can_wait(dictionary):
+        _make_calls(self)
+
+
+_RECORDERS: dict[str, Callable[..., None]] = {"log": _log, "log_dict": _log_dict}
+
+
+def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[_ENABLE_GRAPH] if len(args) > _ENABLE_GRAPH else kwargs.get("enable_graph", False)
+
+
+def _snapshot(value: Any, keep_graph: Any) -> Any:
+    """The value as it is now: the step may change it in place before the call is made."""
     if isinstance(value, Tensor):
         return value.clone() if keep_graph else value.detach().clone()
-    if type(value) is dict:
+    if isinstance(value, Mapping):
         return {k: _snapshot(v, keep_graph) for k, v in value.items()}
     return value
 
 
-_RECORDERS = {name: _recorder(name) for name in _LOGGING_METHODS}
+def _can_wait(value: Any) -> bool:
+    """Whether it makes no difference to Lightning that a value is logged at the end of the step.
+
+    A metric object is logged with the value of its last call, which may not be its last in the step;
+    what Lightning refuses has to be refused in the step, which may catch the error.
+    """
+    if isinstance(value, (Tensor, np.ndarray)):  # to Dynamo a NumPy number is an array
+        return value.numel() == 1 if isinstance(value, Tensor) else value.ndim == 0
+    if isinstance(value, Mapping):
+        return all(_can_wait(v) for v in value.values())
+    return isinstance(value, (int, float))
+
+
+@torch.compiler.disable(reason="self.log has to be called at once")  # type: ignore[untyped-decorator, no-untyped-call]
+def _make_calls(module: LightningModule) -> None:
+    """Make the calls that were collected so far, in order, in the middle of the step."""
+    pending: list[Any] = getattr(module, _CALLS)
+    calls = pending[:]
+    pending.clear()
+    for name, args, kwargs in calls:
+        getattr(LightningModule, name)(module, *map(_as_numbers, args), **kwargs)
+
+
+def _as_numbers(value: Any) -> Any:
+    """NumPy's numbers as they were before Dynamo made arrays of them, which Lightning would refuse."""
+    if type(value) is dict:
+        return {k: _as_numbers(v) for k, v in value.items()}
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def stand_ins(module: LightningModule) -> StandIns:
+    """What takes the place of ``self.log`` and ``self.log_dict`` in a compiled step.
+
+    Lightning's own methods have no effect on the rest of the step, so their calls are collected. A
+    method that the user wrote may have one, so it is called at once, at the price of a graph break;
+    and ``log_dict`` with it, which calls ``log``.
+    """
+    own = {name for name in _LOGGING_METHODS if _is_own(module, name)}
+    if "log" in own:
+        own = set(_LOGGING_METHODS)
+    return {
+        name: _at_once(module, name) if name in own else types.MethodType(recorder, module)
+        for name, recorder in _RECORDERS.items()
+    }
+
+
+def _is_own(module: LightningModule, name: str) -> bool:
+    return getattr(getattr(module, name), "__func__", None) is not getattr(LightningModule, name)
+
+
+def _at_once(module: LightningModule, name: str) -> Callable[..., Any]:
+    bound: Callable[..., Any] = getattr(module, name)
+    eager: Callable[..., Any] = torch.compiler.disable(bound, reason=f"{name} is the user's own")  # type: ignore[no-untyped-call]
+    return eager
 
 
 @contextmanager
-def recorded_logs(module: LightningModule) -> Iterator[None]:
-    """``self.log`` and ``self.log_dict`` are collected, and replayed in order at the end.
+def recorded_logs(module: LightningModule, methods: StandIns | None = None) -> Iterator[None]:
+    """``self.log`` and ``self.log_dict`` are collected, and made in order at the end.
 
     The list is a new one each time: Dynamo guards on its length, so one that is not empty at the
     entry would mean a recompile on each step. Also after an exception, what was logged before it
     is logged.
     """
-    calls: list[tuple[str, list[Any], dict[str, Any]]] = []
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
     attributes = vars(module)
+    methods = stand_ins(module) if methods is None else methods
     before = {name: attributes[name] for name in _LOGGING_METHODS if name in attributes}
     attributes[_CALLS] = calls
-    attributes.update({name: types.MethodType(r, module) for name, r in _RECORDERS.items()})
+    attributes.update(methods)
     try:
         yield
     finally:
@@ -72,56 +142,73 @@ def recorded_logs(module: LightningModule) -> Iterator[None]:
             attributes.pop(name, None)
         attributes.update(before)
         for name, args, kwargs in calls:
-            getattr(module, name)(*args, **kwargs)
+            getattr(module, name)(*map(_as_numbers, args), **kwargs)
 
 
-def _integer_sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Dynamo's names of the integer arguments (``batch_idx``), as patterns."""
+def _integer_sources(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Dynamo's names of the integer arguments (``batch_idx``), as patterns.
+
+    They have another name in the user's own frame, which is compiled by itself after a graph break.
+    """
+    try:
+        parameters = list(inspect.signature(step).parameters)
+    except (TypeError, ValueError):
+        parameters = []
     names = [f"L['args'][{i}]" for i, a in enumerate(args) if type(a) is int]
     names += [f"L['kwargs']['{k}']" for k, a in kwargs.items() if type(a) is int]
+    named = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    names += [f"L['{k}']" for k, a in named.items() if type(a) is int]
     return [re.escape(n) + "$" for n in names]
 
 
 class SwappedStep(SwappedRegion):
-    """The whole ``training_step`` as one region.
+    """The whole ``training_step``, or another stage's step, as one region.
 
     ``self.log`` inside a compiled step would be an internal error of Dynamo, or a graph break.
     """
 
     def put(self, root: torch.nn.Module) -> None:
-        """Give the module a ``training_step`` of its own; ``take_out`` removes it."""
+        """Give the module a step method of its own; ``take_out`` removes it."""
         assert isinstance(root, LightningModule)
-        attributes = vars(root)
-        before = attributes.get("training_step")
-        attributes["training_step"] = types.MethodType(self._replacement(root, before), root)
+        attributes, (name,) = vars(root), self.region.members
+        before = attributes.get(name)
+        ours = types.MethodType(self._replacement(root, name, before), root)
+        attributes[name] = ours
 
         def undo() -> None:
+            if attributes.get(name) is not ours:
+                return  # wrapped since by somebody: theirs stays, and ours is eager from now on
             if before is None:
-                attributes.pop("training_step", None)
+                attributes.pop(name, None)
             else:
-                attributes["training_step"] = before
+                attributes[name] = before
 
         self.undo_later(undo)
 
-    def _replacement(self, root: LightningModule, before: Any) -> Callable[..., Any]:
-        original = type(root).training_step if before is None else _ignoring_self(before)
+    def _replacement(self, root: LightningModule, name: str, before: Any) -> Callable[..., Any]:
+        original = getattr(type(root), name) if before is None else _ignoring_self(before)
+        signed, methods = getattr(root, name), stand_ins(root)
 
         def step_body(module: LightningModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return original(module, *args, **kwargs)
 
-        compiled = self.compiled(step_body)
+        if self._compiled_call is None:  # once: what is put in place again finds its compiled code
+            self._compiled_call = self.compiled(step_body)
+        compiled = self._compiled_call
 
-        @functools.wraps(root.training_step)
-        def training_step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(signed)
+        def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
             if module is not root or self.error is not None or not self._gate.compiled:
                 return original(module, *args, **kwargs)  # a copy of the module runs as if never swapped
-            with recorded_logs(module):
+            if _CALLS in vars(module):
+                return original(module, *args, **kwargs)  # the step calls itself: its calls are collected
+            with recorded_logs(module, methods):
                 if self._gate.lane is not Lane.COMPILE:
                     return self.choose(compiled, step_body, module, args, kwargs)
-                with dynamic_integers([*_integer_sources(args, kwargs), *_TRAINER_COUNTERS]):
+                with dynamic_integers([*_integer_sources(signed, args, kwargs), *_TRAINER_COUNTERS]):
                     return self.choose(compiled, step_body, module, args, kwargs)
 
-        return training_step
+        return step
 
 
 def _ignoring_self(bound: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from torch.fx import GraphModule
 
-from lightning_hotcompile.errors import ConfigError, HotCompileWarning, ParityError, near_names
-from lightning_hotcompile.swap.dynamo import (
-    CompiledFn,
-    RestartCompile,
+from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.swap.captured import copy_of, count_ops
+from lightning_hotcompile.swap.compilers import (
     backend_names,
     backward_with_forward,
-    cache_hits,
     resolve_backend,
+    why_no_backend_can,
 )
-from lightning_hotcompile.swap.parity import Parity, compare
+from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
+from lightning_hotcompile.swap.graph import Graph as Graph
+from lightning_hotcompile.swap.graph import first_line as first_line
+from lightning_hotcompile.swap.neutral import neutralised
+from lightning_hotcompile.swap.parity import NotNeutral
+from lightning_hotcompile.swap.running import GraphAtWork, Watch
+from lightning_hotcompile.swap.time_limit import time_limit
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Graph:
-    """One captured graph: where it belongs, what it cost, how often it ran.
-
-    ``seconds`` is the backend's own time, forward and backward. ``error`` is set if the backend
-    failed: then the frame runs eagerly. ``cache_hit`` tells whether Inductor found
-    it in its cache, ``None`` if that is not known. ``parity`` is set by the first run.
-    """
-
-    region: str
-    n_ops: int
-    seconds: float = 0.0
-    runs: int = 0
-    error: str | None = None
-    cache_hit: bool | None = None
-    parity: Parity | None = None
 
 
 class Witness:
@@ -56,8 +39,15 @@ class Witness:
         backend: name of a Dynamo backend, or a callable ``(graph_module, example_inputs)``.
         mode: Inductor's mode.
         options: Inductor's options.
-        parity: what to do about a graph whose first run differs from eager: ``auto`` runs it eagerly and
-            sets its error, ``warn`` only warns, ``raise`` raises, ``off`` does not compare.
+        parity: what to do about a graph whose first run differs from eager, or that makes NaN later where
+            eager does not: ``auto`` runs it eagerly and sets its error, ``warn`` only warns, ``raise``
+            raises, ``off`` does not look.
+        random: ``eager`` has Inductor draw the random numbers of a run without the callback, ``backend``
+            leaves them to it.
+        compile_timeout: seconds that the backend may take for one graph, ``None`` for no limit; in the main
+            thread of a POSIX system only.
+        raise_errors: raise what compiled code raises, in place of answering with eager.
+        on_failure: told of the error when a graph fails after it had been compiled.
         now: a clock in seconds.
     """
 
@@ -68,14 +58,37 @@ class Witness:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
         parity: str = "auto",
+        random: str = "eager",
+        compile_timeout: float | None = None,
+        raise_errors: bool = False,
+        on_failure: Callable[[BaseException], None] = lambda error: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._compile = resolve_backend(backend, mode, options)
+        self._compile = resolve_backend(backend, mode, options, random)
         self._counts_cache_hits = backend == "inductor"
-        self._parity = parity
+        self._timeout = compile_timeout
+        self._watch = Watch(parity=parity, raise_errors=raise_errors, on_failure=on_failure)
         self._now = now
         self.graphs: list[Graph] = []
-        self.total_runs = 0
+
+    @property
+    def total_runs(self) -> int:
+        """How often compiled code ran."""
+        return self._watch.total_runs
+
+    @property
+    def armed(self) -> bool:
+        """Whether runs that are still to be looked at for NaN are looked at now; that takes time."""
+        return self._watch.armed
+
+    @armed.setter
+    def armed(self, armed: bool) -> None:
+        self._watch.armed = armed
+
+    @property
+    def tripped(self) -> list[Graph]:
+        """The graphs whose compiled code made NaN or Inf where eager did not, after their first run."""
+        return self._watch.tripped
 
     def backend_for(self, region: str) -> CompiledFn:
         """A backend for ``torch.compile`` whose graphs belong to ``region``."""
@@ -98,13 +111,13 @@ class Witness:
         return next((g.error for g in self.graphs if g.region == region and g.error), None)
 
     def _witness(self, region: str, graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        graph = Graph(region=region, n_ops=_count_ops(graph_module))
+        graph = Graph(region=region, n_ops=count_ops(graph_module))
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
+        captured = copy_of(graph_module)
         start, hits = self._now(), cache_hits()
         try:
-            with backward_with_forward():
-                compiled = self._compile(graph_module, example_inputs)
+            compiled = self._compile_in_time(graph_module, example_inputs)
         except RestartCompile:
             raise  # not an error: Dynamo traces the frame once more, with what it has learned
         except Exception as error:
@@ -116,45 +129,30 @@ class Witness:
         graph.cache_hit = cache_hits() > hits if self._counts_cache_hits else None
         self.graphs.append(graph)
 
-        if self._parity == "off":
-            graph.parity = Parity(agrees=None, reason="parity='off'")
-        in_use = compiled
+        def neutral(inputs: Sequence[Any]) -> tuple[CompiledFn, CompiledFn]:
+            return self._neutral(captured, inputs)
 
-        def run(*args: Any) -> Any:
-            nonlocal in_use
-            graph.runs += 1
-            self.total_runs += 1
-            if graph.parity is None:
-                in_use = self._checked(graph, graph_module, compiled, args)
-            return in_use(*args)
+        return GraphAtWork(graph, captured, compiled, self._watch, neutral).entry()
 
-        return run
-
-    def _checked(
-        self, graph: Graph, graph_module: GraphModule, compiled: CompiledFn, args: Sequence[Any]
-    ) -> CompiledFn:
-        """What is to run from now on: the compiled code, or the captured graph itself if they differ."""
-        # forward and not a call: a call prints a traceback if the 64-bit run is not possible
-        graph.parity = parity = compare(graph_module.forward, compiled, args, tensors_of(graph_module))
-        if not parity.failed:
+    def _compile_in_time(self, graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        reason = why_no_backend_can(graph_module)
+        if reason is not None:
+            raise RuntimeError(reason)
+        with time_limit(self._timeout, "compile_timeout"), backward_with_forward():
+            compiled: CompiledFn = self._compile(graph_module, example_inputs)
             return compiled
-        message = f"compiled code of {graph.region} is not right: {parity.reason}"
-        if self._parity == "raise":
-            raise ParityError(f"{message}. Set parity='auto' to train on eagerly.")
-        if self._parity == "warn":
-            warnings.warn(
-                f"{message}. It is used all the same: parity='warn'.", HotCompileWarning, stacklevel=2
-            )
-            return compiled
-        graph.error = f"not right: {parity.reason}"
-        eager: CompiledFn = graph_module.forward
-        return eager
 
-
-def first_line(error: BaseException) -> str:
-    """An error as one line: its kind and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    def _neutral(self, captured: GraphModule, inputs: Sequence[Any]) -> tuple[CompiledFn, CompiledFn]:
+        """The graph without its random numbers, eager and compiled."""
+        try:
+            eager = neutralised(captured)
+            compiled = self._compile_in_time(neutralised(captured), inputs)
+        except Exception as error:
+            _log.debug("a graph without its random numbers was not compiled", exc_info=True)
+            raise NotNeutral(
+                f"without its random numbers it was not compiled: {first_line(error)}"
+            ) from error
+        return eager.forward, compiled
 
 
 def check_backend(backend: str | CompiledFn, mode: str | None, options: Mapping[str, Any] | None) -> None:
@@ -174,17 +172,3 @@ def check_backend(backend: str | CompiledFn, mode: str | None, options: Mapping[
         raise ConfigError(
             f"options={dict(options or {})!r} are refused by the backend: {unknown}."
         ) from error
-
-
-def tensors_of(graph_module: GraphModule) -> list[Tensor]:
-    """Tensors that the graph holds by itself: Dynamo puts an optimizer's parameters and state there."""
-    held = [*graph_module.parameters(), *graph_module.buffers()]
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        value = functools.reduce(getattr, str(node.target).split("."), graph_module)
-        if isinstance(value, Tensor):
-            held.append(value)
-    return list({id(t): t for t in held}.values())
-
-
-def _count_ops(graph_module: GraphModule) -> int:
-    return sum(n.op in ("call_function", "call_method", "call_module") for n in graph_module.graph.nodes)

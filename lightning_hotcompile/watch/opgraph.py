@@ -88,6 +88,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen = SeenStorages()
         self._trace: list[list[Any]] = []
         self._broken = False
+        self.differentiates_twice = False
+        """Whether the backward was run with a graph of its own (``create_graph=True``)."""
         self._graph: OpGraph | None = None
 
     def start(self) -> None:
@@ -157,6 +159,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             tokens.extend(kwargs)
             self._read(kwargs.values(), tokens)
+        # In a backward the grad mode is off but for create_graph, and where checkpointing repeats a forward.
+        if _in_backward() and _is_grad_enabled() and "backward" in func.__name__:
+            self.differentiates_twice = True
         # Before the call: should the operation raise, what its inputs introduced is still in the trace.
         self._trace.append(tokens)
         return tokens

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from lightning_hotcompile.watch.family import Families
+from lightning_hotcompile.watch.structure import FamilyShape, Member, describe
 
 _TRAINING = attrgetter("training")
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_VALUE_TYPES = (bool, int, str)
 _VARIED_TOO_OFTEN = 3
-_FLAT_TYPES = (int, float, complex, str, bytes, bool, type(None))
 
 
 class StepSignature(NamedTuple):
@@ -42,44 +42,6 @@ class StepSignature(NamedTuple):
         return hashlib.blake2b(repr(tuple(self)).encode(), digest_size=6).hexdigest()
 
 
-class _Member(NamedTuple):
-    """A named part of a batch: an entry of a mapping, a field of a dataclass."""
-
-    name: str
-    described: Hashable
-
-
-def describe(value: Any, values: list[Hashable]) -> Hashable:
-    """The structure of a batch: shape, dtype, device, strides and ``requires_grad`` of each tensor.
-
-    Bools, ints and strings are appended to ``values``; of anything else only the type counts.
-    """
-    if isinstance(value, Tensor):
-        return _describe_tensor(value)
-    if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *[describe(item, values) for item in value])
-    if isinstance(value, Mapping):
-        entries = [_Member(str(key), describe(item, values)) for key, item in value.items()]
-        return (type(value).__name__, *entries)
-    if isinstance(value, _FLAT_TYPES):
-        if isinstance(value, _VALUE_TYPES):
-            values.append(value)
-        return type(value).__name__
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        members = [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
-        return (type(value).__name__, *[_Member(name, describe(item, values)) for name, item in members])
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _describe_tensor(tensor: Tensor) -> Hashable:
-    if tensor.is_nested:  # its sizes belong to this one tensor, not to a kind of tensors
-        return ("Tensor", "nested", tensor.dtype, tensor.device, tensor.requires_grad, str(tensor.layout))
-    if tensor.layout is not torch.strided:
-        return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, str(tensor.layout))
-    strides = "contiguous" if tensor.is_contiguous() else tensor.stride()
-    return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides)
-
-
 def _flags(flags: Iterator[bool]) -> Hashable:
     """Many booleans as one cheap value; anything odd as a tuple."""
     collected = tuple(flags)
@@ -96,14 +58,19 @@ class SignatureReader:
     three times while everything else stayed the same (file names, lengths, indices): from then
     on only their types count. Bools always count: they switch between two ways through a step.
 
+    Batches that differ only in sizes that vary all the time are a family and have one signature, see
+    :class:`~lightning_hotcompile.watch.family.Families`.
+
     Args:
         module: the model whose ``training`` and ``requires_grad`` flags are part of the signature.
         precision: a name for the numeric precision of the whole run, for example ``"bf16-mixed"``.
+        families: learns what varies; by default with its own settings.
     """
 
-    def __init__(self, module: nn.Module, precision: str = "") -> None:
+    def __init__(self, module: nn.Module, precision: str = "", families: Families | None = None) -> None:
         self._module = module
         self._precision = precision
+        self.families = families if families is not None else Families()
         self._last: tuple[Hashable, tuple[Hashable, ...]] | None = None
         self._varied = 0
         self.refresh()
@@ -120,7 +87,7 @@ class SignatureReader:
     ) -> StepSignature:
         """The signature of the step that is about to run on ``batch``."""
         found: list[Hashable] = []
-        structure = describe(batch, found)
+        structure = self.families.described(describe(batch, found))
         return StepSignature(
             stage=stage,
             batch=structure,
@@ -140,7 +107,7 @@ class SignatureReader:
         A fraction of the cost of :meth:`read`, for steps in which compiled code has guards on the rest.
         """
         found: list[Hashable] = []
-        structure = describe(batch, found)
+        structure = self.families.described(describe(batch, found))
         return (
             structure == signature.batch and self._stable_values(structure, tuple(found)) == signature.values
         )
@@ -210,7 +177,7 @@ def _diff_structure(path: str, old: Any, new: Any) -> Iterator[str]:
                 yield f"{path}: {name} {_plain(before)} -> {_plain(after)}"
     else:
         for index, (before, after) in enumerate(zip(old[1:], new[1:], strict=True)):
-            if not (isinstance(before, _Member) and isinstance(after, _Member)):
+            if not (isinstance(before, Member) and isinstance(after, Member)):
                 yield from _diff_structure(f"{path}.{index}", before, after)
             elif before.name != after.name:
                 yield f"{path}: {before.name!r} -> {after.name!r}"
@@ -219,7 +186,9 @@ def _diff_structure(path: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _plain(fact: Any) -> str:
-    return str(tuple(fact)) if isinstance(fact, (tuple, torch.Size)) else str(fact)
+    if isinstance(fact, FamilyShape):
+        return f"({', '.join(map(str, fact))}{',' * (len(fact) == 1)})"
+    return str(tuple(fact)) if isinstance(fact, tuple) else str(fact)
 
 
 def _short(description: Any) -> str:

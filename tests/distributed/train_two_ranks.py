@@ -20,15 +20,19 @@ from unittest import mock
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils.data import DataLoader
 
+from lightning_hotcompile.swap.ranks import Proposal, Ranks
+from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import SignatureReader
 from tests.hot import hot
 from tests.models import Net, make_trainer, seeded
 
 BATCHES = 60
 ROWS = 8
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 """A collective that one rank does not come to fails after this."""
 
 
@@ -42,13 +46,47 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hot later": ({"scope": "step"}, {}),
     "cannot compile": ({"scope": "step"}, {"backend": _broken}),
     "cannot warm up": ({"scope": "regions"}, {"backend": _broken}),
+    "refuses": ({"scope": "pattern", "targets": ("blocks.*",)}, {"targets": ("nothing.*",)}),
     "other plan": ({"scope": "regions"}, {"keep_eager": ("blocks.1",)}),
     "nothing to compile": ({"scope": "regions"}, {"keep_eager": ("*",)}),
     "other threshold": ({"scope": "regions"}, {"threshold": 4}),
     "switched off": ({"scope": "regions"}, {}),
     "own error": ({"scope": "regions"}, {}),
+    "late": ({"scope": "step"}, {}),
+    "too late": ({"scope": "step"}, {}),
+    "too late at the start": ({"scope": "regions"}, {}),
+    "fails later": ({"scope": "step"}, {}),
+    "unused parameters": ({"scope": "step"}, {}),
+    "unused parameters by regions": ({"scope": "regions"}, {}),
+    "static graph": ({"scope": "step"}, {}),
+    "bucket view": ({"scope": "step"}, {}),
+    "halved gradients": ({"scope": "step"}, {}),
+    "accumulation": ({"scope": "step"}, {}),
 }
 """Each case: the options of both ranks, and what rank 1 has otherwise."""
+
+DDP: dict[str, dict[str, Any]] = {
+    "unused parameters": {"find_unused_parameters": True},
+    "unused parameters by regions": {"find_unused_parameters": True},
+    "static graph": {"static_graph": True},
+    "bucket view": {"gradient_as_bucket_view": True},
+    "halved gradients": {"ddp_comm_hook": fp16_compress_hook},
+    "accumulation": {},
+}
+"""Each of these is trained without the callback too: what the strategy is given."""
+
+TRAINER: dict[str, dict[str, Any]] = {"accumulation": {"accumulate_grad_batches": 3, "max_epochs": 3}}
+
+LATE = {"late": 3, "too late": 3, "too late at the start": 0}
+"""The number of the meeting that rank 1 comes late to; at the third the model is compiled already."""
+
+
+class WithSpare(Net):
+    """Has parameters that get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(4, 4)
 
 
 def batches(rank: int, rows: Callable[[int], int] = lambda i: ROWS) -> list[Any]:
@@ -79,26 +117,55 @@ def trouble(case: str) -> Iterator[None]:
 
         with mock.patch.object(SignatureReader, "read", fails):
             yield
+    elif case == "fails later":
+        ran, steady = Track.ran, itertools.count()
+
+        def fails_late(track: Track, **how: Any) -> None:
+            ran(track, **how)
+            if str(track.phase) == "steady" and next(steady) == 4:
+                track.failure = "compiled code did not fit"
+
+        with mock.patch.object(Track, "ran", fails_late):
+            yield
     else:
         yield
+
+
+@contextlib.contextmanager
+def late(case: str, rank: int) -> Iterator[None]:
+    """Rank 1 comes to one meeting when rank 0 waits already, or when it has given up. No clock decides."""
+    exchange, meetings, number = Ranks.exchange, itertools.count(), LATE.get(case)
+
+    def come(ranks: Ranks, proposal: Proposal, limit_s: float | None = None) -> list[Proposal]:
+        if next(meetings) == number:
+            if rank == 1:
+                wait_for_rank_0(ranks._meeting, given_up=case != "late")
+            elif case != "late":
+                limit_s = 0.2
+        return exchange(ranks, proposal, limit_s)
+
+    with mock.patch.object(Ranks, "exchange", come) if number is not None else contextlib.nullcontext():
+        yield
+
+
+def wait_for_rank_0(meeting: Any, *, given_up: bool) -> None:
+    """Until it has come to the meeting that is next for this rank, or until it has left it."""
+    store = meeting._store
+    number = store.add("lightning_hotcompile/meetings of rank 1", 0) + 1
+    key = meeting._verdict(number) if given_up else meeting._text(number, 0)
+    store.wait([key], timedelta(seconds=TIMEOUT_S))
 
 
 def train(case: str, rank: int, folder: Path) -> None:
     """Train one case and write ``CASE-RANK.pt`` and ``CASE-RANK.json``."""
     torch._dynamo.reset()
     both, second = OPTIONS[case]
-    model, callback = seeded(Net), hot(on_error="eager", **{**both, **(second if rank else {})})
-    short = rank == 1 and case == "hot later"
-    loader = DataLoader(batches(rank, _short_at_first if short else lambda i: ROWS), batch_size=None)
-    trainer = make_trainer(
-        [callback],
-        devices=2,
-        max_epochs=1,
-        strategy=DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=TIMEOUT_S)),
-        use_distributed_sampler=False,
-    )
-    with trouble(case) if rank == 1 else contextlib.nullcontext():
-        trainer.fit(model, loader)
+    callback = hot(on_error="eager", **{**both, **(second if rank else {})})
+    if case in DDP:
+        _, plain = fit(case, rank, [])
+        torch.save(plain.state_dict(), folder / f"{case}-{rank}-plain.pt")
+    with late(case, rank), trouble(case) if rank == 1 else contextlib.nullcontext():
+        trainer, model = fit(case, rank, [callback])
     assert trainer.global_rank == rank
     seen = {
         "report": callback.report.to_dict(),
@@ -107,6 +174,23 @@ def train(case: str, rank: int, folder: Path) -> None:
     }
     torch.save(model.state_dict(), folder / f"{case}-{rank}.pt")
     (folder / f"{case}-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+def fit(case: str, rank: int, callbacks: list[Any]) -> tuple[Any, Net]:
+    """Train a new model of this case."""
+    model = seeded(WithSpare if case.startswith("unused") else Net)
+    short = rank == 1 and case == "hot later"
+    loader = DataLoader(batches(rank, _short_at_first if short else lambda i: ROWS), batch_size=None)
+    timeout = timedelta(seconds=TIMEOUT_S)
+    trainer = make_trainer(
+        callbacks,
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="gloo", timeout=timeout, **DDP.get(case, {})),
+        use_distributed_sampler=False,
+        **{"max_epochs": 1, **TRAINER.get(case, {})},
+    )
+    trainer.fit(model, loader)
+    return trainer, model
 
 
 def main(folder: Path, cases: list[str]) -> None:

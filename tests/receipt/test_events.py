@@ -98,7 +98,8 @@ class TestFile:
         write_all(path)
         records = [json.loads(line) for line in Path(path).read_text().splitlines()]
         assert [record["kind"] for record in records] == [event.kind for event in ONE_OF_EACH]
-        assert records[0] == {"kind": "phase_changed", **AT, "phase": "flipping", "reason": "the step is hot"}
+        words = {"phase": "flipping", "reason": "the step is hot", "stage": "train"}
+        assert records[0] == {"kind": "phase_changed", **AT, **words}
 
     def test_nothing_is_made_before_the_first_event(self, path: str) -> None:
         EventLog(path).close()

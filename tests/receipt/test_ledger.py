@@ -91,6 +91,20 @@ class TestPairs:
         pairs.add(compiled(), 1.0)
         assert (pairs.eager, pairs.compiled) == ([2.0], [1.0])
 
+    def test_either_kind_may_come_first(self) -> None:
+        pairs = PairedUnits()
+        for record, seconds in ((eager(), 2.0), (compiled(), 1.0), (compiled(), 1.5), (eager(), 3.0)):
+            pairs.add(record, seconds)
+        assert (pairs.eager, pairs.compiled) == ([2.0, 3.0], [1.0, 1.5])
+
+    def test_batches_that_alternate_do_not_bias_the_ratio(self) -> None:
+        pairs, order = PairedUnits(), [eager, compiled, compiled, eager]
+        for i in range(48):
+            pairs.add(order[i % 4](), 2.0 if i % 2 else 1.0)  # the same code, every other batch is long
+        ratio = pairs.ratio()
+        assert ratio is not None
+        assert ratio.verdict == "no difference"
+
     def test_a_compiled_unit_without_an_eager_one_is_left_out(self) -> None:
         pairs = PairedUnits()
         pairs.add(compiled(), 1.0)

@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
-from lightning_hotcompile.swap.parity import clone_inputs, compare
+from lightning_hotcompile.swap import difference, memory
+from lightning_hotcompile.swap.clones import clone_inputs
+from lightning_hotcompile.swap.parity import Parity, compare
+from lightning_hotcompile.swap.witness import Witness
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded, weights
 
@@ -149,6 +152,170 @@ def scales(factor: float, *, gradient_only: bool = False) -> Callable[..., Any]:
     return backend
 
 
+class OwnNumbers:
+    """A backend that draws other random numbers than eager, and may be wrong on top."""
+
+    def __init__(self, factor: float = 1.0, inner: str = "aot_eager") -> None:
+        self.factor = factor
+        self.compiles = 0
+        self._inner = torch._dynamo.lookup_backend(inner)
+
+    def __call__(self, graph: Any, example_inputs: Any, **_: Any) -> Any:
+        self.compiles += 1
+        code = self._inner(graph, example_inputs)
+
+        def run(*args: Any) -> Any:
+            torch.rand(7)
+            return tuple(
+                t * self.factor if isinstance(t, Tensor) and t.is_floating_point() else t for t in code(*args)
+            )
+
+        return run
+
+
+class TestRandomNumbers:
+    def parity(self, backend: Any, function: Callable[..., Any]) -> Parity:
+        torch._dynamo.reset()
+        witness = Witness(backend)
+        compiled = torch.compile(function, backend=witness.backend_for("one"))
+        x, w = inputs()
+        compiled(x, w)
+        parity = witness.graphs[0].parity
+        assert parity is not None
+        return parity
+
+    def dropped(self, x: Tensor, w: Tensor) -> Tensor:
+        return F.dropout(F.gelu(x @ w), 0.2)
+
+    def test_the_numbers_of_eager_are_compared_strictly_and_compiled_once(self) -> None:
+        compiles = []
+
+        def same_numbers(graph: Any, example_inputs: Any, **_: Any) -> Any:
+            compiles.append(1)
+            return graph.forward
+
+        parity = self.parity(same_numbers, self.dropped)
+        assert parity.agrees
+        assert (parity.stochastic, parity.other_numbers, parity.error) == (True, False, 0)
+        assert len(compiles) == 1
+
+    def test_other_numbers_are_held_against_noise_and_compared_without_them(self) -> None:
+        backend = OwnNumbers()
+        parity = self.parity(backend, self.dropped)
+        assert parity.agrees, parity.reason
+        assert (parity.stochastic, parity.other_numbers, parity.reason) == (True, True, "")
+        assert backend.compiles == 2
+
+    def test_a_wrong_scale_does_not_hide_behind_the_noise(self) -> None:
+        parity = self.parity(OwnNumbers(factor=1.01), self.dropped)
+        assert parity.failed
+        assert parity.reason.startswith("without its random numbers it differs from eager by up to ")
+
+    @pytest.mark.parametrize("draw", [lambda x: torch.rand_like(x), lambda x: torch.empty_like(x).normal_()])
+    def test_nor_behind_noise_that_is_added(self, draw: Callable[[Tensor], Tensor]) -> None:
+        def noisy(x: Tensor, w: Tensor) -> Tensor:
+            return x @ w + draw(x)
+
+        assert self.parity(OwnNumbers(), noisy).agrees
+        assert self.parity(OwnNumbers(factor=1.01), noisy).failed
+
+    def test_what_cannot_be_taken_out_is_held_against_noise_only_and_says_so(self) -> None:
+        def unknown(x: Tensor, w: Tensor) -> Tensor:
+            return x @ w * torch.ops.aten.bernoulli.p(x, 0.5)
+
+        parity = self.parity(OwnNumbers(factor=1.01), unknown)
+        assert parity.agrees
+        assert parity.reason == (
+            "held against eager's noise only: it has random operations that are not known"
+        )
+
+    def test_a_backend_that_cannot_compile_it_without_them_says_so(self) -> None:
+        backend = OwnNumbers()
+
+        def once(graph: Any, example_inputs: Any, **_: Any) -> Any:
+            if backend.compiles:
+                raise RuntimeError("no second time")
+            return backend(graph, example_inputs)
+
+        parity = self.parity(once, self.dropped)
+        assert parity.agrees
+        assert parity.reason.endswith("it was not compiled: RuntimeError: no second time")
+
+    def test_code_that_raises_without_them_is_wrong(self) -> None:
+        def once(graph: Any, example_inputs: Any, **_: Any) -> Any:
+            noisy = any(n.target is F.dropout for n in graph.graph.nodes)
+            return OwnNumbers()(graph, example_inputs) if noisy else (lambda *args: 1 / 0)
+
+        parity = self.parity(once, self.dropped)
+        assert parity.failed
+        assert "without its random numbers compiled code raised ZeroDivisionError" in parity.reason
+
+    @pytest.mark.slow
+    def test_inductor_with_numbers_of_its_own(self) -> None:
+        torch._dynamo.reset()
+        witness = Witness("inductor", random="backend")
+        compiled = torch.compile(lambda x, w: self.dropped(x, w), backend=witness.backend_for("one"))
+        compiled(*inputs())
+        parity = witness.graphs[0].parity
+        assert parity is not None
+        assert (parity.agrees, parity.other_numbers, parity.reason) == (True, True, "")
+
+
+class TestMemory:
+    def test_lack_of_it_is_said_before_anything_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory, "free_memory", lambda device: 100)
+        parity = compare(linear, lambda *args: pytest.fail("was run"), inputs())
+        assert parity.agrees is None
+        assert parity.reason == "not compared for lack of memory: 0 MB are needed, 0 MB are free (cpu)"
+
+    def test_the_64_bit_run_is_made_only_where_something_is_not_close(self) -> None:
+        dtypes = []
+
+        def spied(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            dtypes.append(x.dtype)
+            return linear(x, w)
+
+        assert compare(spied, linear, inputs()).agrees
+        assert torch.float64 not in dtypes
+        assert compare(spied, lambda x, w: (F.gelu(x @ w) * 1.05,), inputs()).failed
+        assert torch.float64 in dtypes
+
+    def test_large_tensors_are_compared_piece_by_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(difference, "_AT_A_TIME", 3)
+        x = torch.arange(10.0)
+        y = x.clone()
+        y[7] += 0.25
+        runs = [difference.Run([t], [], []) for t in (x, y)]
+        assert difference.largest_difference(*runs) == 0.25
+
+
+class TestChanges:
+    def test_it_learns_what_a_graph_changes(self) -> None:
+        held = torch.zeros(1)
+
+        def changes(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            x.mul_(1)  # to the same values: only the count of changes tells
+            held.add_(1)
+            return (x @ w,)
+
+        parity = compare(changes, changes, inputs(), [torch.ones(1), held])
+        assert parity.agrees
+        assert (parity.changed, parity.changed_held) == ((0,), (1,))
+        assert held.item() == 0
+
+    def test_a_held_tensor_that_comes_out_different_is_found(self) -> None:
+        held = torch.zeros(1)
+        parity = compare(lambda x, w: (held.add_(1),), lambda x, w: (held.add_(1.5),), inputs(), [held])
+        assert parity.failed
+        assert held.item() == 0
+
+    def test_hooks_on_saved_tensors_do_not_see_the_comparison(self) -> None:
+        seen = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+            compare(linear, linear, inputs())
+        assert not seen
+
+
 class TestInTraining:
     @pytest.mark.parametrize("scope", ["step", "regions"])
     @pytest.mark.parametrize(
@@ -182,6 +349,18 @@ class TestInTraining:
             fit(seeded(Net), [hot(backend=scales(1.05), parity="warn", compile_optimizer=False)])
         with pytest.raises(ParityError, match="not right"):
             fit(seeded(Net), [hot(backend=scales(1.05), parity="raise", compile_optimizer=False)])
+
+    @pytest.mark.slow
+    def test_inductor_trains_dropout_with_the_numbers_of_a_run_without_the_callback(self) -> None:
+        torch._dynamo.reset()
+        plain, model = seeded(Net, dropout=0.3), seeded(Net, dropout=0.3)
+        callback = hot(backend="inductor", scope="step", compile_optimizer=False)
+        fit(plain, max_epochs=2)
+        state = torch.get_rng_state()
+        fit(model, [callback], max_epochs=2)
+        assert torch.equal(state, torch.get_rng_state())
+        assert callback.report.regions[0].runs > 0
+        assert_same(plain, model, tolerance=1e-4)
 
     def test_dropout_trains_and_is_checked_against_noise(self) -> None:
         callback = hot(scope="step")

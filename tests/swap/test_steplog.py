@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch import LightningModule
 
 from lightning_hotcompile.swap.steplog import recorded_logs
 
 
 class Module(LightningModule):
-    """Remembers what reached the real methods."""
+    """Has the logging methods of Lightning, which the fixture makes remember what reached them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
+    seen: ClassVar[list[Any]] = []
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        self.seen.append(("log", args, kwargs))
 
-    def log_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.seen.append(("log_dict", args, kwargs))
+@pytest.fixture(autouse=True)
+def _real_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    Module.seen.clear()
+
+    def log(_: Any, name: str, value: Any, **kwargs: Any) -> None:
+        Module.seen.append(("log", (name, value), kwargs))
+
+    def log_dict(_: Any, dictionary: Any, **kwargs: Any) -> None:
+        Module.seen.append(("log_dict", (dictionary,), kwargs))
+
+    monkeypatch.setattr(LightningModule, "log", log)
+    monkeypatch.setattr(LightningModule, "log_dict", log_dict)
 
 
 def test_calls_are_replayed_at_the_end_in_order_with_all_arguments() -> None:
@@ -35,7 +43,7 @@ def test_calls_are_replayed_at_the_end_in_order_with_all_arguments() -> None:
     assert module.seen == [
         ("log", ("a", 1.0), {"prog_bar": True}),
         ("log_dict", ({"b": 2.0, "c": 3.0},), {"on_epoch": True}),
-        ("log", (), {"name": "d", "value": 4.0, "batch_size": 8}),
+        ("log", ("d", 4.0), {"batch_size": 8}),
     ]
 
 
@@ -63,19 +71,19 @@ def test_also_after_an_exception_what_was_logged_before_it_is_logged() -> None:
 
 
 def test_a_value_that_changes_in_place_later_is_logged_as_it_was() -> None:
-    module, value = Module(), torch.ones(2)
+    module, value = Module(), torch.ones(1)
     with recorded_logs(module):
         module.log("a", value)
         module.log_dict({"b": value})
         value.zero_()
     (_, (_, logged), _), (_, (logged_dict,), _) = module.seen
-    assert torch.equal(logged, torch.ones(2))
-    assert torch.equal(logged_dict["b"], torch.ones(2))
+    assert torch.equal(logged, torch.ones(1))
+    assert torch.equal(logged_dict["b"], torch.ones(1))
 
 
 @pytest.mark.parametrize("enable_graph", [False, True])
 def test_the_graph_is_kept_only_if_asked_for(enable_graph: bool) -> None:
-    module, value = Module(), torch.ones(2, requires_grad=True)
+    module, value = Module(), torch.ones((), requires_grad=True)
     with recorded_logs(module):
         module.log("a", value * 2, enable_graph=enable_graph)
     assert module.seen[0][1][1].requires_grad is enable_graph
@@ -90,27 +98,103 @@ def test_each_step_begins_with_an_empty_list() -> None:
     assert [args[1] for _, args, _ in module.seen] == [0.0, 1.0, 2.0]
 
 
-def test_a_log_of_the_instance_gets_the_replayed_calls_and_stays() -> None:
+def test_a_log_of_the_instance_is_called_at_once_and_stays() -> None:
     module, mine = Module(), []
 
-    def log(name: str, value: Any) -> None:
+    def log(name: str, value: Any) -> int:
         mine.append((name, value))
+        return len(mine)
 
     module.log = log  # type: ignore[method-assign]
     with recorded_logs(module):
-        module.log("a", 1.0)
-        assert mine == []
+        assert module.log("a", 1.0) == 1
+        assert mine == [("a", 1.0)]
     assert mine == [("a", 1.0)]
     assert vars(module)["log"] is log
     assert module.seen == []
 
 
-def test_an_error_of_the_real_log_is_not_swallowed() -> None:
-    class Refuses(Module):
-        def log(self, *args: Any, **kwargs: Any) -> None:
-            raise KeyError("no such metric")
+class Own(Module):
+    """Has a ``log`` of its own, which may do anything."""
 
-    module = Refuses()
+    def log(self, *args: Any, **kwargs: Any) -> Any:
+        super().log(*args, **kwargs)
+        return "mine"
+
+
+class OwnDict(Module):
+    """Has a ``log_dict`` of its own, which calls Lightning's ``log``."""
+
+    def log_dict(self, dictionary: Any, **kwargs: Any) -> Any:
+        for name, value in dictionary.items():
+            self.log(f"own/{name}", value, **kwargs)
+        return "mine"
+
+
+def test_a_log_of_the_class_is_called_at_once_with_its_return_value() -> None:
+    module = Own()
+    with recorded_logs(module):
+        assert module.log("a", 1.0) == "mine"
+        module.log_dict({"b": 2.0})
+        assert [args[0] for _, args, _ in module.seen] == ["a", {"b": 2.0}]
+    assert len(module.seen) == 2
+    assert "log" not in vars(module)
+
+
+def test_a_log_dict_of_the_class_is_called_at_once_and_its_calls_keep_their_order() -> None:
+    module = OwnDict()
+    with recorded_logs(module):
+        module.log("a", 1.0)
+        assert module.log_dict({"b": 2.0}) == "mine"
+        assert module.seen == []
+    assert [args[0] for _, args, _ in module.seen] == ["a", "own/b"]
+
+
+def test_a_metric_object_is_logged_at_once_after_what_was_logged_before_it() -> None:
+    module, metric = Module(), torchmetrics.MeanMetric()
+    with recorded_logs(module):
+        module.log("a", 1.0)
+        module.log("metric", metric, on_epoch=True)
+        assert [args for _, args, _ in module.seen] == [("a", 1.0), ("metric", metric)]
+        module.log("b", 2.0)
+        assert len(module.seen) == 2
+    assert [args[0] for _, args, _ in module.seen] == ["a", "metric", "b"]
+
+
+@pytest.mark.parametrize("value", ["text", torch.ones(2), np.ones(2), {"a": {"b": "text"}}, None])
+def test_what_lightning_may_refuse_is_logged_at_once(value: Any) -> None:
+    module = Module()
+    with recorded_logs(module):
+        module.log("a", value)
+        assert len(module.seen) == 1
+
+
+def test_an_array_without_dimensions_is_logged_as_a_number() -> None:
+    module = Module()
+    with recorded_logs(module):
+        module.log("a", np.array(0.5, dtype=np.float32))
+        module.log_dict({"b": np.array(2)})
+        assert module.seen == []
+    (_, (_, a), _), (_, (b,), _) = module.seen
+    assert (type(a), a) == (np.float32, 0.5)
+    assert type(b["b"]) is np.int64
+
+
+def test_the_graph_is_kept_if_that_is_asked_for_by_position() -> None:
+    module, value = Module(), torch.ones((), requires_grad=True)
+    with recorded_logs(module):
+        module.log("a", value * 2, True, True, True, True, "mean", True)
+        (_, (_, logged, *_), _), *_ = vars(module)["_hotcompile_log_calls"]
+        assert logged.requires_grad
+        vars(module)["_hotcompile_log_calls"].clear()
+
+
+def test_an_error_of_the_real_log_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise KeyError("no such metric")
+
+    monkeypatch.setattr(LightningModule, "log", refuses)
+    module = Module()
     with pytest.raises(KeyError, match="no such metric"), recorded_logs(module):
         module.log("a", 1.0)
     assert "log" not in vars(module)

@@ -1,0 +1,225 @@
+"""Regret: what a run with the callback took, over the best of the other ways to run it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_hotcompile.bench.arms import EAGER, HOTCOMPILE
+from lightning_hotcompile.bench.runs import Mark, Run
+
+GOAL = 1.05
+STEADY_GOAL = 1.01
+CACHES = ("cold", "warm")
+MOST_DRIFT = 0.05
+MOST_NORM, MOST_MOVED = 0.01, 0.1
+"""How far an arm's weights may be from eager's, in norm and in how far they went. Random numbers and
+rounding of compiled code are others than eager's; a run that does not learn is far outside."""
+
+AGAIN = "eager again"
+"""Eager once more at the end of a case: how much the machine has changed in the meantime."""
+
+Runs = Mapping[tuple[str, int, str], Run]
+"""The trainings of one case by arm, steps and cache; eager's have the cache ``cold``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One case at one length with one state of the compiler's cache."""
+
+    case: str
+    steps: int
+    cache: str
+    """``cold`` or ``warm``."""
+
+    hotcompile_s: float
+    others_s: Mapping[str, float]
+    """Seconds of the other arms: eager's measured, those of the compiled ones carried on."""
+
+    steady_ms: float
+    """A step of the callback's run in its second half."""
+
+    others_steady_ms: Mapping[str, float]
+    slow_steps: float
+    """Mean over typical time of the callback's steps: what the estimates of the others leave out."""
+
+    worst_step_s: float
+    phase: str
+    reason: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> str:
+        """The fastest of the other arms."""
+        return min(self.others_s, key=self.others_s.__getitem__)
+
+    @property
+    def regret(self) -> float:
+        """Wall time with the callback over that of the best other arm; 1 is no regret."""
+        return self.hotcompile_s / self.others_s[self.best]
+
+    @property
+    def best_steady(self) -> str:
+        """The other arm with the fastest step once it is compiled."""
+        return min(self.others_steady_ms, key=self.others_steady_ms.__getitem__)
+
+    @property
+    def steady_ratio(self) -> float:
+        """The callback's steady step over the best other one."""
+        return self.steady_ms / self.others_steady_ms[self.best_steady]
+
+
+def carried_on(run: Run, steps: int, *, at: int | None = None) -> float:
+    """Seconds of ``Trainer.fit`` for ``steps``, from a run of another length.
+
+    What was reached is measured: a mark at ``steps``, and what came before and after the steps. Beyond it
+    the steady step is added for each further one. Rare slow steps are left out, so the estimate is
+    rather too short than too long, and regret rather too large.
+
+    Args:
+        run: with a mark at ``steps``, or shorter than ``steps``.
+        steps: the length that is asked for.
+        at: take the run for one that ended at this mark, to see how good the estimate would have been.
+    """
+    around = run.before_s + max(0.0, run.wall_s - run.before_s - run.end.elapsed_s)
+    if at is None and steps in run.marks:
+        return around + run.marks[steps].elapsed_s
+    last = run.steps if at is None else at
+    mark = run.marks[last]
+    return around + mark.elapsed_s + (steps - last) * mark.steady_s
+
+
+def estimate_ratio(eager: Run, probe_steps: int) -> float | None:
+    """Eager's measured time over the estimate from its first steps; None if it was no longer than those."""
+    if probe_steps not in eager.marks or probe_steps >= eager.steps:
+        return None
+    return eager.wall_s / carried_on(eager, eager.steps, at=probe_steps)
+
+
+def drift(runs: Runs, probe_steps: int) -> float | None:
+    """Eager's steady step at the end of a case over the one at its beginning."""
+    first, last = _only(runs, EAGER), _only(runs, AGAIN)
+    if first is None or last is None or probe_steps not in first.marks:
+        return None
+    return last.end.steady_s / first.marks[probe_steps].steady_s
+
+
+def _only(runs: Runs, arm: str) -> Run | None:
+    return next((run for (name, _, _), run in runs.items() if name == arm), None)
+
+
+def cells_of(case: str, runs: Runs, lengths: Sequence[int], probe_steps: int) -> list[Cell]:
+    """The cells of one case for which there is a run of the callback and of at least one other arm."""
+    found = []
+    for steps in lengths:
+        for cache in CACHES:
+            hot, others = runs.get((HOTCOMPILE, steps, cache)), _others(runs, steps, cache)
+            if hot is not None and others:
+                found.append(_cell(case, steps, cache, hot, others, _notes(runs, hot, others, probe_steps)))
+    return found
+
+
+def _others(runs: Runs, steps: int, cache: str) -> dict[str, Run]:
+    """The run of each other arm that says most about this length; eager's is good for both caches."""
+    found: dict[str, list[Run]] = {}
+    for (arm, _, state), run in runs.items():
+        if arm not in (HOTCOMPILE, AGAIN) and (state == cache or arm == EAGER):
+            found.setdefault(arm, []).append(run)
+    return {arm: max(them, key=lambda r: (steps in r.marks, r.steps)) for arm, them in found.items()}
+
+
+def _cell(
+    case: str, steps: int, cache: str, hot: Run, others: Mapping[str, Run], notes: tuple[str, ...]
+) -> Cell:
+    return Cell(
+        case=case,
+        steps=steps,
+        cache=cache,
+        hotcompile_s=hot.wall_s,
+        others_s={arm: carried_on(run, steps) for arm, run in others.items()},
+        steady_ms=1e3 * hot.end.steady_s,
+        others_steady_ms={arm: 1e3 * run.end.steady_s for arm, run in others.items()},
+        slow_steps=hot.mean_s / hot.end.steady_s,
+        worst_step_s=hot.worst_step_s,
+        phase=hot.phase,
+        reason=hot.reason,
+        notes=notes,
+    )
+
+
+def _notes(runs: Runs, hot: Run, others: Mapping[str, Run], probe_steps: int) -> tuple[str, ...]:
+    eager, notes = others.get(EAGER), []
+    if eager is not None:
+        for arm, run in {**others, HOTCOMPILE: hot}.items():
+            apart = trained_otherwise(run.end, eager.marks.get(run.steps))
+            notes += [f"{arm} {apart}, so its time may be worth nothing"] if apart else []
+    changed = drift(runs, probe_steps)
+    if changed is not None and abs(changed - 1) > MOST_DRIFT:
+        notes.append(f"the machine changed: eager's step took {changed:.2f} of its first time at the end")
+    return tuple(notes)
+
+
+def trained_otherwise(mark: Mark, eager: Mark | None) -> str | None:
+    """In what an arm's weights differ too much from eager's after the same steps."""
+    if eager is None:
+        return None
+    if abs(mark.weights - eager.weights) > MOST_NORM * eager.weights or not math.isfinite(mark.weights):
+        return f"ended with weights of norm {mark.weights:.4g} where eager has {eager.weights:.4g}"
+    if abs(mark.moved - eager.moved) > MOST_MOVED * eager.moved:
+        return f"moved its weights by {mark.moved:.4g} where eager moved them by {eager.moved:.4g}"
+    return None
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """Of positive numbers; None of no number."""
+    logarithms = [math.log(value) for value in values]
+    return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else None
+
+
+def summary(cells: Sequence[Cell]) -> dict[str, Any]:
+    """What the cells say together, in plain types."""
+    longest = max((c.steps for c in cells), default=0)
+    return {
+        "cells": len(cells),
+        "goal": GOAL,
+        "geometric_mean": {
+            cache: geometric_mean(c.regret for c in cells if c.cache == cache) for cache in CACHES
+        },
+        "above_goal": [f"{c.case}, {c.steps} steps, {c.cache}" for c in cells if c.regret > GOAL],
+        "largest_regret": max((c.regret for c in cells), default=None),
+        "worst_step_s": max((c.worst_step_s for c in cells), default=None),
+        "steady_goal": STEADY_GOAL,
+        "steady_within_goal": [c.case for c in _at(cells, longest) if c.steady_ratio <= STEADY_GOAL],
+        "steady_outside_goal": [c.case for c in _at(cells, longest) if c.steady_ratio > STEADY_GOAL],
+    }
+
+
+def _at(cells: Sequence[Cell], steps: int) -> list[Cell]:
+    """One cell a case for its steady step: the warm one, where the callback compiles earliest."""
+    return [c for c in cells if c.steps == steps and c.cache == CACHES[-1]]
+
+
+def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """One flat row for each cell, for a table."""
+    return [
+        {
+            "case": c.case,
+            "steps": c.steps,
+            "cache": c.cache,
+            "regret": round(c.regret, 3),
+            "best": c.best,
+            "hotcompile_s": round(c.hotcompile_s, 3),
+            **{f"{arm}_s": round(seconds, 3) for arm, seconds in c.others_s.items()},
+            "steady_ms": round(c.steady_ms, 3),
+            "best_steady": c.best_steady,
+            "steady_ratio": round(c.steady_ratio, 3),
+            "slow_steps": round(c.slow_steps, 3),
+            "worst_step_s": round(c.worst_step_s, 3),
+            "phase": c.phase,
+            "reason": c.reason,
+            "notes": "; ".join(c.notes),
+        }
+        for c in cells
+    ]

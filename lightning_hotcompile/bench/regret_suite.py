@@ -1,0 +1,232 @@
+"""The suite ``regret``: which trainings it needs, in which order, and what it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from lightning_hotcompile.bench import provenance, tables
+from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
+from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift, estimate_ratio
+from lightning_hotcompile.bench.results import Results, Task
+from lightning_hotcompile.bench.runs import ProcessRunner, Run, RunFailed
+from lightning_hotcompile.errors import ConfigError, near_names
+
+Runner = Callable[[str, str, int, Sequence[int], Path], Run]
+
+ALL = "all"
+_START_S, _COMPILE_S, _WARM_S, _STEP_S = 5.0, 20.0, 3.0, 0.005
+"""What a process, a compile, a compile from the cache and a step take, to tell how long is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegretSuite:
+    """Measures regret over cases and lengths.
+
+    Raises:
+        ConfigError: an unknown case or arm, or a length below 1.
+    """
+
+    cases: Sequence[str]
+    lengths: Sequence[int]
+    """Steps of a training."""
+
+    quick_cases: Sequence[str]
+    quick_lengths: Sequence[int]
+    """The same for ``quick=true``."""
+
+    arms: Sequence[str] = tuple(ARMS)
+    probe_steps: int = 96
+    """Steps of an arm from which its longer trainings are estimated: six cycles of the batches."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the callback."""
+
+    def __post_init__(self) -> None:
+        _known("cases", [*self.cases, *self.quick_cases], CASES)
+        _known("arms", self.arms, ARMS)
+        for steps in (*self.lengths, *self.quick_lengths, self.probe_steps):
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+                raise ConfigError(f"a length of {steps!r} is not allowed: give whole numbers of 1 or more.")
+        if not self.lengths or not self.quick_lengths:
+            raise ConfigError("no length is left: give one or more, for example suite.lengths=[500].")
+
+    def chosen(self, case: str | Sequence[str] | None, quick: bool) -> RegretSuite:
+        """The suite with what was asked for as its cases and lengths.
+
+        Args:
+            case: one name, several, ``all``, or None for the suite's own.
+            quick: a few cases, and fewer lengths.
+        """
+        cases = [case] if isinstance(case, str) else case
+        cases = list(CASES) if cases == [ALL] else cases
+        return dataclasses.replace(
+            self,
+            cases=list(cases or (self.quick_cases if quick else self.cases)),
+            lengths=sorted(set(self.quick_lengths if quick else self.lengths)),
+        )
+
+    def tasks(self) -> list[Task]:
+        """All trainings, case by case."""
+        return [task for case in self.cases for task in self._tasks(case)]
+
+    def _tasks(self, case: str) -> Iterator[Task]:
+        """Eager first and last, between them the callback's trainings among those of the other arms."""
+        longest, eager = max(self.lengths), EAGER in self.arms
+        if eager:
+            yield Task(case=case, arm=EAGER, steps=longest, caches=CACHES[:1])
+        others = [(arm, self.probe_steps) for arm in self.arms if arm not in (EAGER, HOTCOMPILE)]
+        ours = [(HOTCOMPILE, steps) for steps in self.lengths] if HOTCOMPILE in self.arms else []
+        for arm, steps in _interleaved(others, ours):
+            yield Task(case=case, arm=arm, steps=steps, caches=CACHES)
+        if eager:
+            yield Task(case=case, arm=AGAIN, steps=self.probe_steps, caches=CACHES[:1])
+
+    @property
+    def marks(self) -> list[int]:
+        """Steps after which each training is looked at."""
+        return sorted({*self.lengths, self.probe_steps})
+
+    def run(
+        self,
+        folder: Path,
+        *,
+        threads: int = 0,
+        command: str = "",
+        runner: Runner | None = None,
+        console: Console | None = None,
+    ) -> list[Cell]:
+        """Do what is not done yet, write the results after each task, and return all cells.
+
+        Raises:
+            OtherResults: the folder has results of another machine, version or option.
+        """
+        setting = {**provenance.setting(threads), "threads": threads, "options": dict(self.options)}
+        results = Results(folder, {**setting, "probe_steps": self.probe_steps})
+        work = [task for task in self.tasks() if not results.is_done(task)]
+        facts = provenance.origin(command)
+        runner = runner or ProcessRunner(threads=threads, options=self.options)
+        console = console or Console()
+        with _progress(console) as progress:
+            total = progress.add_task("", total=sum(map(expected_s, work)))
+            console.print(
+                f"{len(work)} tasks, about {sum(map(expected_s, work)) / 60:.0f} min; {folder}",
+                soft_wrap=True,
+            )
+            _warm_up(work, runner, progress)
+            for task in work:
+                progress.update(total, description=str(task))
+                trouble = _do(task, self.marks, runner, results)
+                said = f"cannot be run: {trouble}" if trouble else _seconds(results.runs(task.case), task)
+                console.print(f"{task}: {said}", highlight=False, soft_wrap=True)
+                progress.advance(total, expected_s(task))
+                self.write(results, facts)  # at once: whoever stops here loses nothing
+        cells = self.write(results, facts)
+        if cells:
+            tables.picture(cells).savefig(folder / "regret.png", dpi=120)
+        console.print(tables.closing_words(cells), highlight=False, soft_wrap=True)
+        return cells
+
+    def cells(self, results: Results) -> list[Cell]:
+        """Of all cases and lengths in the results, those of an earlier command too."""
+        found = []
+        for case in results.cases:
+            runs = results.runs(case)
+            lengths = sorted({steps for arm, steps, _ in runs if arm == HOTCOMPILE})
+            found += [self._with_gaps(c) for c in cells_of(case, runs, lengths, self.probe_steps)]
+        return found
+
+    def _with_gaps(self, cell: Cell) -> Cell:
+        """Regret against some of the other ways only is not regret: a note says so."""
+        gaps = [arm for arm in self.arms if arm != HOTCOMPILE and arm not in cell.others_s]
+        note = f"not compared with {', '.join(gaps)}: not run, or not possible"
+        return dataclasses.replace(cell, notes=(*cell.notes, note)) if gaps else cell
+
+    def write(self, results: Results, facts: Mapping[str, Any]) -> list[Cell]:
+        """The files with numbers in the output folder, from what is known so far."""
+        cells = self.cells(results)
+        checks = {
+            case: {
+                "measured_over_estimated": estimate_ratio(eager, self.probe_steps),
+                "drift": drift(runs, self.probe_steps),
+            }
+            for case in results.cases
+            for runs in [results.runs(case)]
+            for eager in [run for (arm, _, _), run in runs.items() if arm == EAGER][:1]
+        }
+        tables.write(results, cells, {**results.setting, **facts, "eager_checks": checks})
+        return cells
+
+
+def _known(what: str, names: Sequence[str], known: Mapping[str, object]) -> None:
+    for name in names:
+        if name not in known:
+            hint = near_names(str(name), known)
+            raise ConfigError(f"{what}: {name!r} is unknown: use {', '.join(known)}{hint}.")
+
+
+def _interleaved(
+    first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    """One of each in turn, then what is left of the longer one."""
+    both = [item for pair in zip(first, second, strict=False) for item in pair]
+    return [*both, *first[len(second) :], *second[len(first) :]]
+
+
+def _do(task: Task, marks: Sequence[int], runner: Runner, results: Results) -> str | None:
+    """Train once for each state of the cache; returns why it cannot be done."""
+    arm, done = (EAGER if task.arm == AGAIN else task.arm), {}
+    with tempfile.TemporaryDirectory(prefix="regret-") as folder:
+        try:
+            for cache in task.caches:
+                done[cache] = runner(task.case, arm, task.steps, marks, Path(folder))
+        except RunFailed as error:
+            results.add_failure(task, str(error))
+            return str(error)
+    results.add(task, done)
+    return None
+
+
+def _seconds(runs: Mapping[tuple[str, int, str], Run], task: Task) -> str:
+    found = {cache: runs[task.arm, task.steps, cache] for cache in task.caches}
+    return ", ".join(f"{cache} {run.wall_s:.2f} s {run.phase}".strip() for cache, run in found.items())
+
+
+def _warm_up(work: Sequence[Task], runner: Runner, progress: Progress) -> None:
+    """One compile for nothing, or the first arm alone would pay for reading the C++ compiler from disk."""
+    first = next((t for t in work if t.arm not in (EAGER, AGAIN, HOTCOMPILE)), None)
+    if first is not None:
+        progress.console.print("a compile that is not measured")
+        with tempfile.TemporaryDirectory(prefix="regret-") as folder:
+            try:
+                runner("mlp", "step", 3, (), Path(folder))
+            except RunFailed as error:
+                progress.console.print(f"it failed: {error}", highlight=False, soft_wrap=True)
+
+
+def expected_s(task: Task) -> float:
+    """About how many seconds a task takes; only for the time that is left."""
+    steps_s = _STEP_S * task.steps
+    if task.arm in (EAGER, AGAIN):
+        return _START_S + steps_s
+    compiles = task.arm != HOTCOMPILE or task.steps >= 2000
+    return 2 * (_START_S + steps_s) + (_COMPILE_S + _WARM_S if compiles else 0.0)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        console=console,
+    )

@@ -1,0 +1,129 @@
+"""The folder of one measurement: what is finished is in ``regret.json`` at once, and is not run again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_hotcompile.bench.runs import Run
+from lightning_hotcompile.errors import HotCompileError
+
+FORMAT = 1
+
+
+class OtherResults(HotCompileError):
+    """The folder holds results that cannot be compared with new ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Trainings of one case by one arm in one folder, one after the other: cold, then perhaps warm."""
+
+    case: str
+    arm: str
+    steps: int
+    caches: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from the others."""
+        return self.case, self.arm, self.steps
+
+    def __str__(self) -> str:
+        return f"{self.case}: {self.arm}, {self.steps} steps"
+
+
+class Results:
+    """All that was measured into one folder.
+
+    Args:
+        folder: made if it is not there.
+        setting: what has to be equal for times to be compared: machine, versions, threads, options.
+
+    Raises:
+        OtherResults: there are results of another setting, or the file cannot be read.
+    """
+
+    def __init__(self, folder: Path, setting: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "regret.json"
+        self.setting = json.loads(json.dumps(setting))
+        self._runs: dict[tuple[str, str, int], dict[str, Run]] = {}
+        self._failures: dict[tuple[str, str, int], str] = {}
+        if self.file.exists():
+            self._read()
+
+    def is_done(self, task: Task) -> bool:
+        """Whether all trainings of a task were successful."""
+        return set(task.caches) <= set(self._runs.get(task.key, {}))
+
+    def add(self, task: Task, runs: Mapping[str, Run]) -> None:
+        """A task is finished; ``runs`` by the state of the cache."""
+        self._runs[task.key] = dict(runs)
+        self._failures.pop(task.key, None)
+
+    def add_failure(self, task: Task, why: str) -> None:
+        """A task cannot be done; another run into this folder tries again."""
+        self._failures[task.key] = why
+
+    @property
+    def cases(self) -> list[str]:
+        """Those with a training, in the order of the first ones."""
+        return list(dict.fromkeys(case for case, _, _ in self._runs))
+
+    def runs(self, case: str) -> dict[tuple[str, int, str], Run]:
+        """The trainings of one case by arm, steps and cache."""
+        return {
+            (arm, steps, cache): run
+            for (name, arm, steps), by_cache in self._runs.items()
+            if name == case
+            for cache, run in by_cache.items()
+        }
+
+    @property
+    def failures(self) -> list[str]:
+        """One sentence for each task that failed."""
+        return [f"{case}: {arm}, {steps} steps: {why}" for (case, arm, steps), why in self._failures.items()]
+
+    def write(self, facts: Mapping[str, Any]) -> None:
+        """Replace the file in one step; ``facts`` go into it for readers and are not read back."""
+        tasks = [
+            {"task": key, "runs": {cache: asdict(run) for cache, run in by_cache.items()}}
+            for key, by_cache in self._runs.items()
+        ]
+        failures = [{"task": key, "why": why} for key, why in self._failures.items()]
+        content = {"format": FORMAT, "setting": self.setting, **facts, "failures": failures, "tasks": tasks}
+        unfinished = self.file.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, self.file)
+
+    def _read(self) -> None:
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+            setting, is_known = content["setting"], content["format"] == FORMAT
+        except (ValueError, KeyError, TypeError) as error:
+            raise OtherResults(f"{self.file} cannot be read ({error!r}): take another output_dir.") from None
+        if not is_known or setting != self.setting:
+            raise OtherResults(
+                f"{self.file} has results of another setting: {_difference(setting, self.setting)}. "
+                "Take another output_dir, or the same setting."
+            )
+        for entry in content["tasks"]:
+            runs = {cache: Run.from_dict(run) for cache, run in entry["runs"].items()}
+            self._runs[_key(entry["task"])] = runs
+        for entry in content["failures"]:
+            self._failures[_key(entry["task"])] = entry["why"]
+
+
+def _key(task: Sequence[Any]) -> tuple[str, str, int]:
+    case, arm, steps = task
+    return case, arm, steps
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return "; ".join(f"{name} is {old.get(name)!r} there and {new.get(name)!r} now" for name in changed)

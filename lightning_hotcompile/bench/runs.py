@@ -1,0 +1,138 @@
+"""One training as a benchmark sees it, and how to start it in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_hotcompile.bench.arms import HOTCOMPILE
+from lightning_hotcompile.errors import HotCompileError
+
+MOST_SECONDS = 1800.0
+"""A training that takes longer is ended, and named as failed."""
+
+_NOT_INHERITED = ("HOTCOMPILE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "OMP_NUM_THREADS")
+
+
+class RunFailed(HotCompileError):
+    """An arm could not train a case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A training after some number of steps."""
+
+    elapsed_s: float
+    """Since the first step began."""
+
+    steady_s: float
+    """Of a step, from the second half of those so far."""
+
+    weights: float
+    """Norm of all weights."""
+
+    moved: float
+    """Norm of the distance from the first weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training."""
+
+    steps: int
+    wall_s: float
+    """All of ``Trainer.fit``."""
+
+    before_s: float
+    """From the start of ``Trainer.fit`` to the first step."""
+
+    worst_step_s: float
+    mean_s: float
+    """Mean of a step in the second half, the slow ones included."""
+
+    marks: Mapping[int, Mark]
+    """By number of steps; the last one is the end."""
+
+    phase: str = ""
+    reason: str = ""
+
+    @property
+    def end(self) -> Mark:
+        """After the last step."""
+        return self.marks[self.steps]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Run:
+        """Read what :meth:`to_dict` gave, also after a way through JSON."""
+        return cls(**{**data, "marks": {int(n): Mark(**mark) for n, mark in data["marks"].items()}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRunner:
+    """Runs arms in fresh processes.
+
+    Args:
+        threads: of PyTorch's operations; 0 leaves the number to PyTorch.
+        options: of the callback.
+    """
+
+    threads: int = 0
+    options: Mapping[str, Any] | None = None
+
+    def __call__(self, case: str, arm: str, steps: int, marks: Sequence[int], folder: Path) -> Run:
+        """Train once with the compiler's files in ``folder``; with a folder of its own a run is cold.
+
+        Raises:
+            RunFailed: the process failed or took too long; the message says what it printed last.
+        """
+        command = [sys.executable, "-m", "lightning_hotcompile.bench.one_run", case, arm, str(steps)]
+        command += ["--marks", *map(str, marks), "--threads", str(self.threads)]
+        command += ["--options", json.dumps(dict(self.options or {}))]
+        environment = environment_for(arm, folder, self.threads)
+        try:
+            ran = subprocess.run(
+                command, capture_output=True, text=True, env=environment, check=False, timeout=MOST_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"it took more than {MOST_SECONDS:.0f} s") from None
+        lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+        if ran.returncode or not lines:
+            raise RunFailed(_last_line(ran.stderr) or f"exit code {ran.returncode}")
+        return Run.from_dict(json.loads(lines[-1]))
+
+
+def environment_for(arm: str, folder: Path, threads: int) -> dict[str, str]:
+    """The environment of one training; everything that a compiler keeps goes below ``folder``.
+
+    The precompiled C++ header lies below the temporary folder, so that is part of it. The callback gets
+    its store only: it points the compiler there as long as nobody has chosen another folder.
+    """
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    ours = {"TMPDIR": str(folder / "tmp"), "HOTCOMPILE_STORE": str(folder / "store")}
+    if arm != HOTCOMPILE:
+        ours["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiler")
+    if threads:
+        ours["OMP_NUM_THREADS"] = str(threads)
+    elif "OMP_NUM_THREADS" in os.environ:
+        ours["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _NOT_INHERITED and not name.startswith("HOTCOMPILE_")
+    }
+    return {**kept, **ours}
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else ""

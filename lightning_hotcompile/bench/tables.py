@@ -1,0 +1,163 @@
+"""The output folder of the suite ``regret``: JSON, CSV, a Markdown page and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+from matplotlib.figure import Figure
+
+from lightning_hotcompile.bench.regret import CACHES, GOAL, STEADY_GOAL, Cell, rows, summary
+from lightning_hotcompile.bench.results import Results
+
+COLUMNS = (
+    "case",
+    "steps",
+    "cache",
+    "regret",
+    "best",
+    "hotcompile_s",
+    "steady_ratio",
+    "worst_step_s",
+    "phase",
+)
+"""What the page shows of each cell; the CSV has all."""
+
+HOW = f"""\
+Regret is the wall time of `Trainer.fit` with the callback over that of the fastest other way: eager,
+`model.compile()`, `.compile()` on each repeated block, and `training_step` compiled by hand with its logs
+replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
+has a process and, when cold, empty folders of its own; warm is the second one with the same folders.
+
+The callback is measured at each length, and so is eager (one training of the longest length, read off
+on its way). The compiled arms train for some steps only, cold and warm, and are carried on by their steady
+step: the median for each batch of the cycle over the second half. That leaves out rare slow steps, which
+the callback's own time has, so an estimate is rather too short and regret rather too large. How far off such
+an estimate is can be seen with eager, which has both."""
+
+
+def frame(cells: Sequence[Cell]) -> pd.DataFrame:
+    """All columns, one row for each cell; arms that could not be run have no number."""
+    return pd.DataFrame(rows(cells))
+
+
+def write(results: Results, cells: Sequence[Cell], facts: Mapping[str, Any]) -> None:
+    """All files but the picture; without a cell the JSON only."""
+    found = summary(cells)
+    results.write({**facts, "summary": found, "cells": rows(cells)})
+    folder = results.file.parent
+    if cells:
+        frame(cells).to_csv(folder / "regret.csv", index=False)
+        (folder / "regret.md").write_text(page(cells, results.failures, facts), encoding="utf-8")
+
+
+def page(cells: Sequence[Cell], failures: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """The Markdown page."""
+    table = frame(cells)[list(COLUMNS)].to_markdown(index=False)
+    sections = [
+        "# Regret",
+        closing_words(cells),
+        HOW,
+        table,
+        *_list("Above the goal", _above(cells)),
+        *_list("Steady step", _steady(cells)),
+        *_list("Eager, measured and estimated", _checks(facts.get("eager_checks", {}))),
+        *_list("Notes", _notes(cells)),
+        *_list("Could not be run", failures),
+        *_list("Where this comes from", _origin(facts)),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def closing_words(cells: Sequence[Cell]) -> str:
+    """A few lines that say it all."""
+    if not cells:
+        return "No cell is complete yet."
+    means = summary(cells)["geometric_mean"]
+    shown = [f"{cache} {means[cache]:.3f}" for cache in CACHES if means[cache] is not None]
+    above = sum(c.regret > GOAL for c in cells)
+    worst = max(cells, key=lambda c: c.worst_step_s)
+    return (
+        f"Geometric mean of regret: {', '.join(shown)}. {above} of {len(cells)} cells above {GOAL}. "
+        f"Worst single step: {worst.worst_step_s:.2f} s ({_place(worst)})."
+    )
+
+
+def _place(cell: Cell) -> str:
+    return f"{cell.case}, {cell.steps} steps, {cell.cache}"
+
+
+def _list(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"## {title}", "\n".join(f"- {line}" for line in lines)] if lines else []
+
+
+def _above(cells: Sequence[Cell]) -> list[str]:
+    worst_first = sorted((c for c in cells if c.regret > GOAL), key=lambda c: -c.regret)
+    return [
+        f"{_place(c)}: {c.regret:.3f} ({c.hotcompile_s:.2f} s; {c.best} {c.others_s[c.best]:.2f} s); "
+        f"{c.phase}: {' '.join(c.reason.split())}"
+        for c in worst_first
+    ]
+
+
+def _steady(cells: Sequence[Cell]) -> list[str]:
+    longest = max(c.steps for c in cells)
+    return [
+        f"{_place(c)}: {c.steady_ms:.3f} ms, {c.steady_ratio:.3f} of {c.best_steady}'s"
+        f"{'' if c.steady_ratio <= STEADY_GOAL else f' (above {STEADY_GOAL})'}; {c.phase}"
+        for c in cells
+        if c.steps == longest
+    ]
+
+
+def _checks(checks: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    lines = []
+    for case, found in checks.items():
+        ratio, drift = found["measured_over_estimated"], found["drift"]
+        parts = [] if ratio is None else [f"measured {ratio:.3f} of what its first steps promised"]
+        parts += [] if drift is None else [f"its step at the end of the case {drift:.3f} of the first"]
+        lines += [f"{case}: {'; '.join(parts)}"] if parts else []
+    ratios = [f["measured_over_estimated"] for f in checks.values()]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return [*lines, f"median of measured over estimated: {statistics.median(known):.3f}"] if known else lines
+
+
+def _notes(cells: Sequence[Cell]) -> list[str]:
+    where: dict[str, list[str]] = {}
+    for cell in cells:
+        for note in cell.notes:
+            where.setdefault(f"{cell.case}: {note}", []).append(f"{cell.steps} {cell.cache}")
+    return [f"{note} ({', '.join(places)})" for note, places in where.items()]
+
+
+def _origin(facts: Mapping[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())
+    named = {**facts, "versions": versions, "command": f"`{facts.get('command')}`"}
+    return [
+        f"{name}: {named[name]}"
+        for name in ("command", "date", "commit", "machine", "versions", "options")
+        if facts.get(name)
+    ]
+
+
+def picture(cells: Sequence[Cell]) -> Figure:
+    """Regret of each case, a panel for each state of the cache, a mark for each length."""
+    cases = list(dict.fromkeys(c.case for c in cells))
+    lengths = sorted({c.steps for c in cells})
+    figure = Figure(figsize=(10, 1.6 + 0.35 * len(cases)), layout="constrained")
+    panels = figure.subplots(1, len(CACHES), sharey=True, sharex=True, squeeze=False)[0]
+    for panel, cache in zip(panels, CACHES, strict=True):
+        for steps, marker in zip(lengths, "osD^v<>*" * len(lengths), strict=False):
+            found = [c for c in cells if c.steps == steps and c.cache == cache]
+            places = [cases.index(c.case) for c in found]
+            panel.plot([c.regret for c in found], places, marker, label=f"{steps} steps", alpha=0.8)
+        panel.axvline(1.0, color="0.7", linewidth=1)
+        panel.axvline(GOAL, color="tab:red", linestyle="--", linewidth=1, label=f"goal {GOAL}")
+        panel.set(title=f"{cache} compiler cache", xlabel="regret (1 = the best other way)")
+        panel.set_yticks(range(len(cases)), cases)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].invert_yaxis()
+    panels[-1].legend(fontsize="small")
+    return figure

@@ -1,0 +1,111 @@
+"""The hooks of validation, testing and prediction: all alike, so they stand apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_hotcompile.session import Session
+from lightning_hotcompile.stage_run import StageRun
+
+
+class EvaluationHooks(Callback):
+    """Feeds the stages beside training; what :meth:`_begin` begins is a :class:`StageRun` in ``_runs``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs: dict[str, StageRun] = {}
+
+    def _begin(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        raise NotImplementedError
+
+    def _finish(self, stage: str) -> None:
+        raise NotImplementedError
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to watch, or go on where the validation before this one ended."""
+        if "validate" in self._runs:
+            self._runs["validate"].guarded(Session.go_on)
+        elif trainer.state.fn != "fit":  # a fit plans all before it changes anything in the model
+            self._begin(trainer, pl_module, "validate")
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """The only place where a phase of validation changes."""
+        self._before_step("validate", batch, batch_idx, dataloader_idx)
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Stop the clock."""
+        self._after_step("validate")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Out of training's way until the next validation, or the receipt."""
+        if trainer.state.fn != "fit":
+            self._finish("validate")
+        elif "validate" in self._runs:
+            self._runs["validate"].guarded(Session.pause)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Plan, and begin to watch."""
+        self._begin(trainer, pl_module, "test")
+
+    def on_test_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """The only place where a phase of testing changes."""
+        self._before_step("test", batch, batch_idx, dataloader_idx)
+
+    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
+        """Stop the clock."""
+        self._after_step("test")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Change everything back, and hand over the receipt."""
+        self._finish("test")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Plan, and begin to watch."""
+        self._begin(trainer, pl_module, "predict")
+
+    def on_predict_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """The only place where a phase of prediction changes."""
+        self._before_step("predict", batch, batch_idx, dataloader_idx)
+
+    def on_predict_batch_end(self, *_: Any, **__: Any) -> None:
+        """Stop the clock."""
+        self._after_step("predict")
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Change everything back, and hand over the receipt."""
+        self._finish("predict")
+
+    def _before_step(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        run = self._runs.get(stage)
+        if run is not None:
+            run.guarded(lambda session: session.before_step(batch, batch_idx, dataloader_idx))
+            run.log_what_is_new()
+
+    def _after_step(self, stage: str) -> None:
+        run = self._runs.get(stage)
+        if run is not None:
+            run.guarded(Session.after_step)
+            run.log_step_time()

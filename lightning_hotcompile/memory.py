@@ -1,0 +1,163 @@
+"""What earlier runs have learned about this plan, and what this one adds."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.plan.forecast import (
+    WARM_SHARE,
+    Expectation,
+    expected_compile_s,
+    expected_speedup,
+)
+from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
+from lightning_hotcompile.store.profiles import Profile, utc_now
+from lightning_hotcompile.store.samples import CompileSample
+from lightning_hotcompile.store.store import Store, open_store
+from lightning_hotcompile.watch.signature import StepSignature
+
+
+class StoreInUse:
+    """The store while a Trainer runs, with the compiler's cache pointed at it. Copies have it closed.
+
+    Args:
+        setting: the option ``store``.
+        backend: the option ``backend``; only Inductor has a cache.
+    """
+
+    def __init__(self, setting: str | None, backend: object) -> None:
+        self._setting = setting
+        self._backend = backend
+        self._cache: CompilerCacheUse | None = None
+        self.store: Store | None = None
+
+    def begin(self) -> Store | None:
+        """Open it; a second call gives what is open. A folder that cannot be used means no memory."""
+        if self.store is None and self._setting is not None:
+            self.store = open_store(self._setting)
+            if self.store is not None and self._backend == "inductor":
+                self._cache = self.store.use_compiler_cache().start()
+        return self.store
+
+    def end(self) -> None:
+        """Give the compiler back its own folder, and keep ours within bounds; a second call does nothing."""
+        cache, store = self._cache, self.store
+        self._cache = self.store = None
+        if cache is not None and store is not None:
+            was_active = cache.active
+            cache.stop()
+            if was_active:
+                store.bound()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_cache": None, "store": None}
+
+
+class Memory:
+    """The store, asked about one plan in one stage. Without a store, or a forecast, it knows nothing.
+
+    Args:
+        store: of this user; ``None`` for no memory.
+        plan: what is compiled.
+        config: the callback's options; those that change what is compiled are part of the key.
+        stage: ``train`` or another stage of the Trainer.
+    """
+
+    def __init__(self, store: Store | None, plan: CompilePlan, config: HotCompileConfig, stage: str) -> None:
+        self._store = store if config.cost_gate else None
+        self._min_speedup = config.min_speedup
+        self._key = _digest(plan, config, stage)
+        self._known: dict[str, Profile | None] = {}
+        self._history: list[tuple[tuple[str, ...], float]] | None = None
+
+    def of(self, signature: StepSignature) -> Profile | None:
+        """What is known about steps of this signature; the disk is asked once for each."""
+        if self._store is None:
+            return None
+        digest = signature.digest
+        if digest not in self._known:
+            self._known[digest] = self._store.find(self._store.key(plan=self._key, signature=digest))
+        return self._known[digest]
+
+    def expectation(self, kinds: tuple[str, ...], known: Profile | None) -> Expectation:
+        """Cost and gain of compiling regions of these kinds: as measured before, else as assumed."""
+        cold_s = expected_compile_s(kinds, self._cold_compiles())
+        if known is None:
+            return Expectation(compile_s=cold_s, speedup=expected_speedup(kinds))
+        warm_s = known.warm_compile_s
+        return Expectation(
+            # The compiler's cache lies beside the profile: who finds one finds the other.
+            compile_s=WARM_SHARE * (known.compile_s or cold_s) if warm_s is None else warm_s,
+            speedup=known.speedup or expected_speedup(kinds),
+            measured=known.speedup is not None,
+        )
+
+    def learn(self, signature: StepSignature, report: Report) -> None:
+        """Keep the verdict of a run that has ended, and what its compiling cost."""
+        verdict = self._verdict(report)
+        if self._store is None or verdict is None:
+            return
+        self._store.remember(self._profile(signature, report, verdict))
+        if report.compile_s > 0:
+            self._store.add_compile_sample(
+                CompileSample(
+                    kinds=tuple(region.kind for region in report.regions),
+                    n_ops=None,
+                    seconds=report.compile_s,
+                    warm=_was_warm(report),
+                    torch=str(torch.__version__),
+                    when=utc_now(),
+                )
+            )
+
+    def _verdict(self, report: Report) -> str | None:
+        """``bad`` is what was measured too slow. What failed may be mended, so it is tried again."""
+        if report.phase == "steady":
+            return "good"
+        if report.phase == "reverted" and report.speedup is not None:
+            return "bad" if report.speedup.value < self._min_speedup else None
+        return "unknown" if report.phase == "settling" else None
+
+    def _profile(self, signature: StepSignature, report: Report, verdict: str) -> Profile:
+        assert self._store is not None
+        ratio, warm = report.speedup, _was_warm(report)
+        return Profile(
+            key=self._store.key(plan=self._key, signature=signature.digest),
+            verdict=verdict,
+            reason=report.reason,
+            scope=report.scope,
+            when=utc_now(),
+            optimizer_compiled=any(r.kind == "optimizer" and r.proven for r in report.regions),
+            speedup=None if ratio is None else ratio.value,
+            speedup_low=None if ratio is None else ratio.low,
+            speedup_high=None if ratio is None else ratio.high,
+            pairs=0 if ratio is None else ratio.n,
+            eager_s=None if report.eager_ms is None else 1e-3 * report.eager_ms.median,
+            compiled_s=None if report.compiled_ms is None else 1e-3 * report.compiled_ms.median,
+            compile_s=None if warm else report.compile_s,
+            warm_compile_s=report.compile_s if warm else None,
+        )
+
+    def _cold_compiles(self) -> list[tuple[tuple[str, ...], float]]:
+        if self._history is None:
+            samples = () if self._store is None else self._store.compile_samples()
+            self._history = [(s.kinds, s.seconds) for s in samples if not s.warm]
+        return self._history
+
+
+def _digest(plan: CompilePlan, config: HotCompileConfig, stage: str) -> str:
+    backend = config.backend if isinstance(config.backend, str) else getattr(config.backend, "__name__", "")
+    options = sorted((config.options or {}).items(), key=lambda item: item[0])
+    parts = (plan.digest, stage, backend, config.mode, options, config.dynamic, config.random)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def _was_warm(report: Report) -> bool:
+    """Whether the compiler found all of its graphs in its cache."""
+    hits = [e["cache_hit"] for e in report.events if e["kind"] == "compiled"]
+    return bool(hits) and all(hits)

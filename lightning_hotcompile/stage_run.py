@@ -1,0 +1,144 @@
+"""The callback in one stage of one Trainer call: a guarded session, what it tells and its report."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.machine import State
+from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.receipt.event_kinds import Event, Planned
+from lightning_hotcompile.receipt.events import EventLog, describe
+from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, lightning_step
+from lightning_hotcompile.receipt.report import Report, headline
+from lightning_hotcompile.reporting import build_report, scalars
+from lightning_hotcompile.session import Session
+from lightning_hotcompile.stages import TRAIN, ends_unit
+from lightning_hotcompile.store.store import Store
+from lightning_hotcompile.swap.witness import first_line
+
+_log = logging.getLogger(__name__)
+
+
+class StageRun:
+    """Guards one session: an error of ours never stops the Trainer, unless that was asked for.
+
+    Args:
+        trainer: of this call.
+        module: the LightningModule.
+        config: the callback's options.
+        plan: what is compiled once a step is hot.
+        stage: ``train``, ``validate``, ``test`` or ``predict``.
+        events: where events go.
+        metrics: where numbers go.
+        store: what earlier runs have learned.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        config: HotCompileConfig,
+        plan: CompilePlan,
+        *,
+        stage: str,
+        events: EventLog,
+        metrics: LoggerMetrics,
+        store: Store | None = None,
+    ) -> None:
+        self.stage = stage
+        self._trainer = trainer
+        self._config = config
+        self._events = events
+        self._metrics = metrics
+        self._own: list[Event] = []
+        self._told = 0
+        self._notes: list[str] = []
+        self._memory = Memory(store, plan, config, stage)
+        self.session = Session(trainer, module, config, plan, self._emit, self._memory, stage=stage)
+
+    @property
+    def state(self) -> State:
+        """Where the signature stands that the report is about."""
+        return self.session.main_state
+
+    @property
+    def report(self) -> Report:
+        """What is known now."""
+        return build_report(self.session, self._own, self._notes)
+
+    def guarded(self, action: Callable[[Session], None]) -> None:
+        """Do something with the session; after an error of ours everything goes on eagerly."""
+        try:
+            action(self.session)
+        except Exception as error:
+            if self._config.on_error == "raise":
+                self._answer_other_ranks(error)
+                raise
+            _log.debug("HotCompile failed", exc_info=True)
+            note = f"HotCompile switched itself off after an error of its own: {first_line(error)}"
+            self._notes.append(note)
+            warnings.warn(f"{note}. Training goes on eagerly.", HotCompileWarning, stacklevel=3)
+            with contextlib.suppress(Exception):
+                self.session.give_up(note)
+
+    def _answer_other_ranks(self, error: Exception) -> None:
+        if self._trainer.world_size > 1:
+            with contextlib.suppress(Exception):
+                self.session.give_up(first_line(error))
+
+    def log_what_is_new(self) -> None:
+        """Send the numbers to the loggers if anything happened since the last time."""
+        told, self._told = self._told, len(self._own)
+        if self._told != told:
+            self._log(scalars(self.report, PHASE_NUMBER))
+
+    def log_step_time(self) -> None:
+        """Send the time of the last booked step, as often as Lightning logs."""
+        every = getattr(self._trainer, "log_every_n_steps", 0)
+        is_due = every and ends_unit(self._trainer, self.stage)
+        if self.stage == TRAIN and is_due and (lightning_step(self._trainer) + 1) % every == 0:
+            self._log(
+                {
+                    "step_ms": self.session.ledger.recent_step_ms,
+                    "phase": PHASE_NUMBER[str(self.state.phase)],
+                }
+            )
+
+    def finish(self) -> Report:
+        """Change everything back and hand over the report."""
+        self.guarded(Session.finish)
+        report = self.report
+        track = self.session.main_track
+        if track is not None and self._trainer.is_global_zero:
+            self.guarded(lambda session: self._memory.learn(track.signature, report))
+        if self.session.steps:
+            self._log(scalars(report, PHASE_NUMBER))
+            self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())
+            title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"
+            rank_zero_info(report.to_text() if self._config.verbose else f"{title}: {headline(report)}")
+        return report
+
+    def _log(self, values: dict[str, float | None]) -> None:
+        self._metrics.log(self._trainer, {self._name(k): v for k, v in values.items()})
+
+    def _name(self, name: str) -> str:
+        return name if self.stage == TRAIN else f"{self.stage}/{name}"
+
+    def _emit(self, event: Event) -> None:
+        event = replace(event, stage=self.stage)
+        self._own.append(event)
+        self._events.emit(event)
+        if self._config.verbose:
+            rank_zero_info(f"HotCompile: {describe(event)}")
+            if isinstance(event, Planned):
+                rank_zero_info(event.tree)

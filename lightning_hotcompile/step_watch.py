@@ -1,0 +1,113 @@
+"""What step is this: signatures, their tracks, and the one step whose operations are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.plan.islands import fp8_state
+from lightning_hotcompile.receipt.ledger import StepRecord, leave_out_mixed_unit
+from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.stages import begins_pass
+from lightning_hotcompile.tracks import Track, TrackBook
+from lightning_hotcompile.watch.detector import StepDetector
+from lightning_hotcompile.watch.family import Families
+from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
+from lightning_hotcompile.watch.signature import SignatureReader
+
+_FULL_READ_EVERY = 8
+_RECORDED_STEP = 2  # the first step still builds the optimizer's state
+
+
+class StepWatch:
+    """Reads the signature of each step of one stage, and counts until one is hot.
+
+    Args:
+        trainer: knows where an epoch begins.
+        module: the model.
+        config: the callback's options.
+        stage: ``train`` or another stage of the Trainer.
+        story: told when a signature becomes hot.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        config: HotCompileConfig,
+        stage: str,
+        story: Story,
+    ) -> None:
+        self._trainer = trainer
+        self._stage = stage
+        self._story = story
+        self._reader = SignatureReader(module, str(trainer.precision), Families.for_setting(config.dynamic))
+        self._detector = StepDetector(threshold=config.threshold)
+        self._unit: list[tuple[Track, StepRecord]] = []
+        self._recorder: OpRecorder | None = None
+        self._last: Track | None = None
+        self._reads = 0
+        self.tracks = TrackBook()
+        self.op_graph: OpGraph | None = None
+        self.differentiates_twice = False
+        self._recorded_step = min(_RECORDED_STEP, max(1, config.threshold))  # before anything is compiled
+
+    def track_of(
+        self, batch: Any, batch_idx: int, dataloader_idx: int, is_at_rest: Callable[[Track], bool]
+    ) -> Track:
+        """The track of this step. Most steps are like the one before: comparing is cheaper than hashing.
+
+        At rest the model's flags are read now and then only: compiled code has guards on them.
+        """
+        stage = f"{self._stage} {dataloader_idx}" if dataloader_idx else self._stage
+        new_pass = begins_pass(self._trainer, self._stage, batch_idx)
+        if new_pass:
+            self._reader.refresh()
+        self._reads += 1
+        last = self._last
+        if last is not None and not new_pass and last.signature.stage == stage:
+            may_reuse = self._reads % _FULL_READ_EVERY and is_at_rest(last)
+            if may_reuse and self._reader.is_like(last.signature, batch):
+                return last
+        signature = self._reader.read(batch, stage=stage, fp8=fp8_state())
+        if last is None or last.signature != signature:
+            self._last = last = self.tracks.of(signature)
+        return last
+
+    def count(self, track: Track, record: StepRecord) -> None:
+        """One step of this signature has ended; at the end of a unit it may have become hot."""
+        self._unit.append((track, record))
+        self._detector.begin_step(track.signature)
+        if self._detector.end_step(boundary=record.ends_unit):
+            for seen, _ in self._unit:
+                seen.hot = True
+            unit = self._detector.last_unit
+            family = self._reader.families.text(track.signature.batch)
+            self._story.detected(track.signature.digest, self._detector.count(unit), self.op_graph, family)
+        if record.ends_unit:
+            leave_out_mixed_unit(self._unit)
+            self._unit.clear()
+
+    def cool_down(self, track: Track) -> None:
+        """What was tried and taken back has to come back more often before it is hot again."""
+        track.hot = False
+        self._detector.raise_threshold(self._detector.last_unit or track.signature)
+
+    def begin_recording(self, track: Track, record: StepRecord) -> None:
+        """Record the operations of this step, if it is the one to record."""
+        if self.op_graph is not None or record.compiled or track.steps + 1 != self._recorded_step:
+            return
+        record.disturbed = record.recorded = True
+        self._recorder = OpRecorder()
+        self._recorder.start()
+
+    def end_recording(self) -> None:
+        """Stop recording operations, if this step is recorded; a second call does nothing."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
+            self.op_graph = recorder.graph()
+            self.differentiates_twice |= recorder.differentiates_twice

@@ -1,0 +1,1 @@
+"""What earlier runs have learned: profiles, compile costs and the compiler's cache."""

@@ -1,0 +1,106 @@
+"""Where Inductor keeps what it compiles, and how to point it elsewhere for a while.
+
+Only here does the store touch torch's internals. ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it
+may be set after torch was imported; torch itself sets it to its own default when the compiler is
+imported, which must not be taken for the user's choice. The precompiled C++ header (150 MB and most
+of a cold start) ignores the variable: its folder is fixed at import, below the system's temporary one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+TRITON_FOLDER = "TRITON_CACHE_DIR"
+HEADERS = "precompiled_headers"
+
+
+def _codecache() -> Any:
+    # Not at the top: the compiler's import costs a third of a second that a run without flip does not owe.
+    import torch._inductor.codecache as codecache
+
+    return codecache
+
+
+def default_folder() -> str:
+    """Torch's own folder, below the system's temporary one."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return default_cache_dir()
+
+
+def chosen_by_user() -> str | None:
+    """The folder that somebody else has set, or ``None`` for torch's default."""
+    given = os.environ.get(FOLDER)
+    if not given or os.path.abspath(given) == os.path.abspath(default_folder()):
+        return None
+    return given
+
+
+def point_at(folder: Path) -> Callable[[], None]:
+    """Let Inductor read and write below ``folder``; call the result to undo it."""
+    undo = [_set_folder(folder), _set_triton_folder(), _set_headers(folder / HEADERS)]
+
+    def undo_all() -> None:
+        for one in reversed(undo):
+            one()
+
+    return undo_all
+
+
+def _set_folder(folder: Path) -> Callable[[], None]:
+    before, ours = os.environ.get(FOLDER), str(folder)
+    os.environ[FOLDER] = ours
+
+    def undo() -> None:
+        if os.environ.get(FOLDER) == ours:
+            _restore(FOLDER, before)
+
+    return undo
+
+
+def _set_triton_folder() -> Callable[[], None]:
+    """Triton's folder follows Inductor's, but torch writes it down at the first kernel."""
+    before = os.environ.get(TRITON_FOLDER)
+    if before is not None and not Path(before).is_relative_to(default_folder()):
+        return lambda: None
+    os.environ.pop(TRITON_FOLDER, None)
+    return lambda: _restore(TRITON_FOLDER, before)
+
+
+def _restore(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _set_headers(folder: Path) -> Callable[[], None]:
+    codecache = _codecache()
+    if not hasattr(codecache, "_HEADER_DIR") or not hasattr(codecache, "_HEADER_LOCK_DIR"):
+        return lambda: None  # another torch: headers stay in the temporary folder
+    before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
+    ours = str(folder), str(folder / "locks")
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = ours
+    _forget_paths(codecache)
+
+    def undo() -> None:
+        if ours == (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR):
+            codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = before
+            _forget_paths(codecache)
+
+    return undo
+
+
+def _forget_paths(codecache: Any) -> None:
+    """Paths that torch has remembered in this process would outlive the change."""
+    for remembered in (
+        getattr(codecache, "_precompile_header", None),
+        getattr(codecache.CacheBase, "get_local_cache_path", None),
+    ):
+        clear: Callable[[], None] | None = getattr(remembered, "cache_clear", None)
+        if clear is not None:
+            clear()

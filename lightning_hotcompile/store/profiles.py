@@ -1,0 +1,195 @@
+"""What was learned about one plan on one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from lightning_hotcompile.store import checked
+from lightning_hotcompile.store.checked import InvalidRecord
+from lightning_hotcompile.store.hardware import Machine, digest_of
+
+FORMAT = 1
+KIND = "hotcompile profile"
+MOST_BYTES = 64 * 1024
+VERDICTS = ("good", "bad", "unknown")
+_MOST_REASON = 2000
+_CLOCK_IS_WRONG = timedelta(days=1)
+
+_SECONDS = checked.maybe(checked.number(0, 1e7))
+_RATIO = checked.maybe(checked.number(0, 1e6))
+_LINE = checked.line()
+_NAME = checked.line(least=1)
+
+
+def utc_now() -> str:
+    """The present moment in the form of :attr:`Profile.when`."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _clean(reason: str) -> str:
+    return checked.printable(reason, _MOST_REASON)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileKey:
+    """For what a profile holds: another value of any field is another profile.
+
+    Args:
+        plan: digest of the plan, the model's structure included.
+        signature: digest of the step signature.
+        machine: where it ran.
+        torch: version of PyTorch.
+        package: version of this package.
+
+    Raises:
+        InvalidRecord: a field is empty, too long or of a wrong type.
+    """
+
+    plan: str
+    signature: str
+    machine: Machine
+    torch: str
+    package: str
+
+    def __post_init__(self) -> None:
+        checked.check(self, _KEY_RULES)
+
+    @property
+    def digest(self) -> str:
+        """Thirty-two hexadecimal digits, the name of the profile's file."""
+        return digest_of(dataclasses.asdict(self), size=16)
+
+    @classmethod
+    def from_dict(cls, data: object) -> ProfileKey:
+        """Read what ``dataclasses.asdict`` gave.
+
+        Raises:
+            InvalidRecord: fields are missing, unknown or not allowed.
+        """
+        fields = checked.exact_fields(data, cls)
+        return cls(**{**fields, "machine": Machine.from_dict(fields["machine"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was learned about one plan: whether compiling paid, and what it cost.
+
+    Args:
+        key: for what this holds.
+        verdict: ``good`` (kept), ``bad`` (declined or taken back), ``unknown`` (the run ended too early).
+        reason: why, in words; cut to 2000 characters.
+        scope: the plan's scope, for people.
+        optimizer_compiled: whether the optimizer's step was compiled too.
+        speedup: eager time / compiled time, with the ends of its interval; all three or none.
+        speedup_low: lower end of the interval.
+        speedup_high: upper end of the interval.
+        pairs: pairs of an eager and a compiled unit behind the speed-up.
+        eager_s: seconds of an eager step.
+        compiled_s: seconds of a compiled step.
+        compile_s: seconds of compiling with an empty compiler cache.
+        warm_compile_s: seconds of compiling with a full one.
+        when: UTC in ISO 8601, see :func:`utc_now`.
+        runs: runs that this profile stands for.
+
+    Raises:
+        InvalidRecord: a field has a wrong type or is out of range.
+    """
+
+    key: ProfileKey
+    verdict: str
+    reason: str
+    scope: str
+    when: str
+    optimizer_compiled: bool = False
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    pairs: int = 0
+    eager_s: float | None = None
+    compiled_s: float | None = None
+    compile_s: float | None = None
+    warm_compile_s: float | None = None
+    runs: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reason, str):
+            object.__setattr__(self, "reason", _clean(self.reason))
+        checked.check(self, _RULES)
+        interval = (self.speedup_low, self.speedup, self.speedup_high)
+        known = [x for x in interval if x is not None]
+        if len(known) not in (0, 3) or known != sorted(known):
+            raise InvalidRecord(
+                f"the speed-up with its interval is {interval}: give low <= value <= high, or none"
+            )
+
+    def to_bytes(self) -> bytes:
+        """The content of the profile's file."""
+        return checked.wrap(dataclasses.asdict(self), kind=KIND, version=FORMAT)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Profile:
+        """Read the content of a file.
+
+        Raises:
+            InvalidRecord: it is no valid profile.
+            NewerFormat: a later version of the package wrote it.
+        """
+        fields = checked.exact_fields(checked.unwrap(data, kind=KIND, version=FORMAT), cls)
+        return cls(**{**fields, "key": ProfileKey.from_dict(fields["key"])})
+
+
+_KEY_RULES = {
+    "plan": _NAME,
+    "signature": _NAME,
+    "machine": checked.of_type(Machine),
+    "torch": _NAME,
+    "package": _NAME,
+}
+
+_RULES = {
+    "key": checked.of_type(ProfileKey),
+    "verdict": checked.one_of(*VERDICTS),
+    "reason": checked.already(_clean),
+    "scope": _LINE,
+    "when": checked.utc_time(),
+    "optimizer_compiled": checked.flag(),
+    "speedup": _RATIO,
+    "speedup_low": _RATIO,
+    "speedup_high": _RATIO,
+    "pairs": checked.whole(0, 1_000_000_000),
+    "eager_s": _SECONDS,
+    "compiled_s": _SECONDS,
+    "compile_s": _SECONDS,
+    "warm_compile_s": _SECONDS,
+    "runs": checked.whole(1, 1_000_000_000),
+}
+
+_JUDGEMENT = (
+    "verdict", "reason", "scope", "optimizer_compiled",
+    "speedup", "speedup_low", "speedup_high", "pairs",
+)  # fmt: skip
+_COSTS = ("eager_s", "compiled_s", "compile_s", "warm_compile_s")
+
+
+def merged(one: Profile, other: Profile, *, now: str) -> Profile:
+    """Two profiles of the same key as one: the newer wins, and what only the older knows is kept.
+
+    A judgement is taken over as a whole, and a run that ended too early to judge replaces none. A
+    profile from more than a day after ``now`` (a wrong clock) counts as the older one.
+    """
+    older, newer = sorted((one, other), key=lambda p: _age_key(p, now))
+    judge = older if newer.verdict == "unknown" else newer
+    fields = {name: getattr(judge, name) for name in _JUDGEMENT}
+    for name in _COSTS:
+        known = getattr(newer, name)
+        fields[name] = getattr(older, name) if known is None else known
+    runs = min(one.runs + other.runs, 1_000_000_000)
+    return dataclasses.replace(newer, **fields, runs=runs)
+
+
+def _age_key(profile: Profile, now: str) -> datetime:
+    when = datetime.fromisoformat(profile.when)
+    is_wrong = when > datetime.fromisoformat(now) + _CLOCK_IS_WRONG
+    return datetime.min.replace(tzinfo=timezone.utc) if is_wrong else when

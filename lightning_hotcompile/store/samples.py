@@ -1,0 +1,84 @@
+"""What compiling has cost on this machine: the forecast's memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lightning_hotcompile.store import checked
+from lightning_hotcompile.store.checked import InvalidRecord
+from lightning_hotcompile.store.hardware import as_tuple
+
+FORMAT = 1
+KIND = "hotcompile compile costs"
+MOST_SAMPLES = 200
+MOST_BYTES = 1024 * 1024
+
+_NAME = checked.line(least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileSample:
+    """One compile and what it took.
+
+    Args:
+        kinds: the kinds of the regions, in order.
+        n_ops: operations in a step, ``None`` if they were not counted.
+        seconds: wall time of compiling.
+        warm: whether the compiler's cache knew the graphs.
+        torch: version of PyTorch.
+        when: UTC in ISO 8601.
+
+    Raises:
+        InvalidRecord: a field has a wrong type or is out of range.
+    """
+
+    kinds: tuple[str, ...]
+    n_ops: int | None
+    seconds: float
+    warm: bool
+    torch: str
+    when: str
+
+    def __post_init__(self) -> None:
+        checked.check(self, _RULES)
+
+    @classmethod
+    def from_dict(cls, data: object) -> CompileSample:
+        """Read what ``dataclasses.asdict`` gave.
+
+        Raises:
+            InvalidRecord: fields are missing, unknown or not allowed.
+        """
+        fields = checked.exact_fields(data, cls)
+        return cls(**{**fields, "kinds": as_tuple(fields["kinds"])})
+
+
+_RULES = {
+    "kinds": checked.many(_NAME, 1000),
+    "n_ops": checked.maybe(checked.whole(0, 1_000_000_000)),
+    "seconds": checked.number(0, 1e7),
+    "warm": checked.flag(),
+    "torch": _NAME,
+    "when": checked.utc_time(),
+}
+
+
+def to_bytes(samples: Iterable[CompileSample]) -> bytes:
+    """The content of the file of samples: the last 200 of them."""
+    kept = list(samples)[-MOST_SAMPLES:]
+    return checked.wrap([dataclasses.asdict(s) for s in kept], kind=KIND, version=FORMAT)
+
+
+def from_bytes(data: bytes) -> tuple[CompileSample, ...]:
+    """Read the content of a file of samples, oldest first.
+
+    Raises:
+        InvalidRecord: it is no valid file of samples.
+        NewerFormat: a later version of the package wrote it.
+    """
+    record = checked.unwrap(data, kind=KIND, version=FORMAT)
+    if not isinstance(record, list) or len(record) > MOST_SAMPLES:
+        raise InvalidRecord(f"a list of at most {MOST_SAMPLES} samples is expected")
+    return tuple(map(CompileSample.from_dict, record))

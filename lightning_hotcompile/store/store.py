@@ -1,0 +1,242 @@
+"""What earlier runs have learned, in one folder of the user's.
+
+What a training calls never raises because of the disk: it warns once and goes on without memory.
+What a person asks for (list, clear, export, import) raises :class:`StoreError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.store import bounding, exporting, importing, listing, placing
+from lightning_hotcompile.store.archive import Manifest
+from lightning_hotcompile.store.cache_room import COMPILER, CacheRoom
+from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
+from lightning_hotcompile.store.exporting import Exported
+from lightning_hotcompile.store.folder import SafeFolder, StoreError, default_folder
+from lightning_hotcompile.store.hardware import Machine, digest_of
+from lightning_hotcompile.store.importing import Verified
+from lightning_hotcompile.store.listing import StoreRow
+from lightning_hotcompile.store.placing import Imported
+from lightning_hotcompile.store.profiles import Profile, ProfileKey
+from lightning_hotcompile.store.records import Records
+from lightning_hotcompile.store.samples import CompileSample
+
+DEFAULT_MAX_BYTES = 4 << 30
+"""What the compiler's cache may hold; the precompiled C++ header alone has 150 MB."""
+
+
+def open_store(setting: str | Path | None) -> Store | None:
+    """The store for the option ``store``: ``"auto"``, a folder, or ``None``.
+
+    A folder that cannot be used gives a warning and ``None``: the run then has no memory.
+    """
+    if setting is None:
+        return None
+    try:
+        return Store(None if setting == "auto" else Path(setting))
+    except StoreError as error:
+        warnings.warn(f"{error} This run remembers nothing.", HotCompileWarning, stacklevel=2)
+        return None
+
+
+class Store:
+    """Profiles, compile costs and the compiler's cache of all runs of this user.
+
+    Args:
+        folder: ``None`` for ``HOTCOMPILE_STORE`` or the platform's place for caches.
+        machine: this machine; looked at when it is first needed.
+        lock_timeout: seconds to wait for another process before a write is left out.
+        now: the clock, seconds since 1970.
+
+    Raises:
+        StoreError: the folder cannot be made, written to or trusted.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        machine: Machine | None = None,
+        lock_timeout: float = 2.0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = SafeFolder(folder or default_folder(), lock_timeout=lock_timeout)
+        self._records = Records(self._folder, now)
+        self._cache = CacheRoom(self._folder, now)
+        self._given_machine = machine
+        self._now = now
+
+    @property
+    def folder(self) -> Path:
+        """Where all of it lies."""
+        return self._folder.path
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Where this process runs."""
+        return self._given_machine or Machine.here()
+
+    def key(self, *, plan: str, signature: str) -> ProfileKey:
+        """The key of a plan and a step signature here and now: this machine, these versions."""
+        return ProfileKey(
+            plan=plan,
+            signature=signature,
+            machine=self.machine,
+            torch=torch.__version__,
+            package=_package_version(),
+        )
+
+    def find(self, key: ProfileKey) -> Profile | None:
+        """What is known for this key. A file that is damaged or not ours counts as nothing."""
+        return self._records.find(key)
+
+    def path_of(self, key: ProfileKey) -> Path:
+        """The file of the profile with this key, whether it is there or not."""
+        return self._records.path_of(key)
+
+    def remember(self, profile: Profile) -> bool:
+        """Keep a profile, merged with what is known already; whether that was possible.
+
+        :func:`~lightning_hotcompile.store.profiles.merged` says what is kept of which.
+        """
+        return self._records.remember(profile)
+
+    def compile_samples(self) -> tuple[CompileSample, ...]:
+        """What compiling has cost on this machine, oldest first."""
+        return self._records.compile_samples(self.machine.digest)
+
+    def add_compile_sample(self, *new: CompileSample) -> bool:
+        """Keep what a compile has cost; of many only the newest stay. Whether that was possible."""
+        return self._records.add_compile_samples(self.machine.digest, new)
+
+    @property
+    def compiler_tag(self) -> str:
+        """Names the machine code that runs here: processor, devices, threads, PyTorch and Python."""
+        python = sys.implementation.cache_tag or platform.python_version()
+        return digest_of(self.machine.code_digest, torch.__version__, torch.version.git_version, python)
+
+    @property
+    def compiler_cache_dir(self) -> Path:
+        """The folder of the compiler's cache for this machine and this PyTorch; made if missing.
+
+        Raises:
+            StoreError: it cannot be made or trusted.
+        """
+        return self._cache.folder_of(self.compiler_tag)
+
+    def use_compiler_cache(self) -> CompilerCacheUse:
+        """Lets the compiler use its folder here from ``start()`` to ``stop()``; never raises."""
+        return self._cache.use(self.compiler_tag)
+
+    def bound(self, max_bytes: int = DEFAULT_MAX_BYTES) -> int:
+        """Remove of the compiler's cache what was not used for longest; returns the bytes removed.
+
+        What was used in the last hour, or since the oldest run that is under way began, stays. So do
+        precompiled headers while any run is under way: it would not notice that they are gone.
+        """
+        return self._cache.bound(max_bytes)
+
+    def ls(self) -> list[StoreRow]:
+        """What is in the store: profiles, compile costs, then the compiler's folders.
+
+        Raises:
+            StoreError: the folder cannot be read any longer.
+        """
+        with _as_store_error():
+            return [
+                *map(listing.profile_row, self._records.profiles()),
+                *map(listing.samples_row, self._records.samples()),
+                *(listing.compiler_row(f, own_tag=self.compiler_tag) for f in self._cache.folders()),
+            ]
+
+    def clear(self, older_than: float | None = None) -> int:
+        """Forget what was not used for so many seconds, or all; returns the bytes removed.
+
+        What a run that is under way may use of the compiler's cache stays.
+
+        Raises:
+            StoreError: a lock is held for too long, or the folder cannot be changed.
+        """
+        before = float("inf") if older_than is None else self._now() - older_than
+        with _as_store_error():
+            return self._records.clear(before) + self._cache.clear(before)
+
+    def export(self, path: Path, *, compiler_cache: bool = True) -> Exported:
+        """Write the store into one archive: ``.tar``, or ``.tar.gz`` by its name.
+
+        Of the compiler's cache only the part of this machine and this PyTorch is taken. The result
+        has the archive's hash: tell it to the one who takes it in.
+
+        Raises:
+            StoreError: the archive cannot be written.
+        """
+        manifest = Manifest(
+            package=_package_version(), torch=torch.__version__, machine=self.machine, files={}
+        )
+        with _as_store_error():
+            code = bounding.entries_of(self.compiler_cache_dir) if compiler_cache else []
+            sources = (
+                *self._records.profiles(),
+                *self._records.samples(),
+                *(file for entry in code for path in entry.paths for file in bounding.files_below(path)),
+            )
+            return exporting.export(Path(path).absolute(), self.folder, sources, manifest)
+
+    def import_(self, path: Path, *, compiler_cache: bool = True, sha256: str | None = None) -> Imported:
+        """Take in what :meth:`export` has written; nothing is placed before all of it was verified.
+
+        The hashes inside tell damage. Against somebody who rewrote the archive helps only ``sha256``,
+        learned in another way: the compiler's cache is code, take it only from those you trust.
+
+        Args:
+            path: the archive.
+            compiler_cache: whether to take the compiler's cache too.
+            sha256: the archive's own hash, as :meth:`export` has told it.
+
+        Raises:
+            StoreError: the archive is damaged, was tampered with, or holds what no export writes.
+        """
+        with _as_store_error(), self._folder.scratch() as scratch:
+            content = importing.verify(Path(path), scratch, sha256=sha256)
+            imported = placing.place_records(content, self._records)
+            if not compiler_cache or not content.compiler_files:
+                return imported
+            reason = self._why_foreign(content)
+            if reason is not None:
+                return replace(imported, left_out=(*imported.left_out, reason))
+            code = placing.place_code(content.compiler_files, self._cache, self.compiler_tag)
+            return replace(imported, compiler_files=code)
+
+    def _why_foreign(self, content: Verified) -> str | None:
+        """Why compiled code of another place is refused: it may not run here, or run wrongly."""
+        origin, prefix = content.manifest, f"{COMPILER}/{self.compiler_tag}/"
+        same = origin.torch == torch.__version__ and origin.machine.code_digest == self.machine.code_digest
+        if same and all(name.startswith(prefix) for name in content.compiler_files):
+            return None
+        there = f"torch {origin.torch} on {origin.machine}"
+        return f"the compiler's cache: it is of {there}, here is torch {torch.__version__} on {self.machine}"
+
+
+def _package_version() -> str:
+    return metadata.version("lightning-hotcompile")
+
+
+@contextlib.contextmanager
+def _as_store_error() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"the store cannot be read or changed: {error}.") from error

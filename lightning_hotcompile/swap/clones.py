@@ -1,0 +1,92 @@
+"""Copies of a graph's inputs, and tensors that get their values back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def why_not_cloned(inputs: Sequence[Any]) -> str | None:
+    """Why some input cannot be copied faithfully, ``None`` if all can."""
+    for value in inputs:
+        if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            return f"an input is a {type(value).__name__}"
+        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
+            return f"an input has layout {value.layout}"
+    return None
+
+
+def clone_inputs(inputs: Sequence[Any]) -> list[Any]:
+    """Copies of tensors that share memory with each other as the originals do; the rest as it is."""
+    storages: dict[int, Any] = {}
+    tensors: dict[int, Tensor] = {}
+
+    def clone(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in tensors:
+            storage = value.untyped_storage()
+            copied = storages.setdefault(storage.data_ptr() or id(value), None)
+            if copied is None:
+                copied = storages[storage.data_ptr() or id(value)] = storage.clone()  # type: ignore[no-untyped-call]
+            copy = torch.empty(0, dtype=value.dtype, device=value.device)
+            copy.set_(copied, value.storage_offset(), value.shape, value.stride())
+            tensors[id(value)] = copy.requires_grad_(value.requires_grad)
+        return tensors[id(value)]
+
+    with torch.no_grad():
+        return [clone(value) for value in inputs]
+
+
+class Kept:
+    """The values of some tensors as they are now, to be put back."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.values = [t.detach().clone() for t in tensors]
+
+    def put_back(self) -> None:
+        """Give the tensors their values again; those that have them still are not touched."""
+        with torch.no_grad():
+            for tensor, value in zip(self.tensors, self.values, strict=True):
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+
+class RandomState:
+    """The state of torch's default generators, those of all GPUs in use included."""
+
+    def __init__(self) -> None:
+        self._devices = _gpus_in_use()
+        self.states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._devices)]
+
+    def is_same(self, other: RandomState) -> bool:
+        """Whether no number was drawn between the two."""
+        return all(torch.equal(a, b) for a, b in zip(self.states, other.states, strict=False))
+
+    def put_back(self) -> None:
+        """The next numbers are those that would have come then."""
+        cpu, *gpus = self.states
+        torch.set_rng_state(cpu)
+        for device, state in zip(self._devices, gpus, strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Random numbers drawn inside do not count: afterwards the next ones are as if nothing had been drawn."""
+    before = RandomState()
+    try:
+        yield
+    finally:
+        before.put_back()
+
+
+def _gpus_in_use() -> list[int]:
+    """All of them: a seed that is set goes to each, whichever the graph uses."""
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return list(range(torch.cuda.device_count())) if in_use else []

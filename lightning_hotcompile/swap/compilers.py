@@ -1,0 +1,83 @@
+"""The backends behind Dynamo: found by name, given their options, and kept from what breaks them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch_config
+from torch.fx import GraphModule
+
+from lightning_hotcompile.swap.dynamo import CompiledFn
+
+
+def why_no_backend_can(graph_module: GraphModule) -> str | None:
+    """Why this graph must not reach a backend, or ``None``.
+
+    Entering inference mode inside of a graph makes backends fail in a way that leaves it switched on.
+    """
+    if any(n.target is torch.autograd.grad_mode._enter_inference_mode for n in graph_module.graph.nodes):
+        return "the step enters inference_mode, which backends cannot compile; use torch.no_grad() there"
+    return None
+
+
+def backward_with_forward() -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd compiles the backward at once, not at the first ``backward()``."""
+    patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
+        force_non_lazy_backward_lowering=True
+    )
+    return patch
+
+
+def backend_names() -> list[str]:
+    """Every backend that Dynamo knows, those for debugging included."""
+    names: list[str] = sorted(torch._dynamo.list_backends(exclude_tags=()))
+    return names
+
+
+def resolve_backend(
+    backend: str | CompiledFn,
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    random: str = "eager",
+) -> CompiledFn:
+    """A callable ``(graph_module, example_inputs)`` for a backend's name, mode and options.
+
+    With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
+    the same order, unless ``options`` say otherwise; other backends are left as they are.
+
+    Raises:
+        RuntimeError: Inductor does not know an option (its message lists those that it knows).
+        torch._dynamo.exc.InvalidBackend: there is no backend of this name.
+    """
+    if backend == "inductor":
+        return _inductor(
+            mode, {**({"fallback_random": True} if random == "eager" else {}), **(options or {})}
+        )
+    given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
+    found = torch._dynamo.lookup_backend(backend) if isinstance(backend, str) else backend
+
+    def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        compiled: CompiledFn = found(graph_module, list(example_inputs), **given)
+        return compiled
+
+    return compile_graph
+
+
+def _inductor(mode: str | None, options: Mapping[str, Any]) -> CompiledFn:
+    # torch.compile's own wrapper checks the names of the options and knows what a mode means. Unlike
+    # torch.compile itself it takes both; the options come last.
+    make: Any = functools.partial(torch._TorchCompileInductorWrapper, mode, dict(options), None)
+    wrapper: Any = None
+    with contextlib.suppress(OSError):  # no cache folder can be made: a failure of the compile, not of ours
+        wrapper = make()
+
+    def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        compiled: CompiledFn = (wrapper or make())(graph_module, list(example_inputs))
+        return compiled
+
+    return compile_graph

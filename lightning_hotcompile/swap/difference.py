@@ -1,0 +1,105 @@
+"""How far two runs of a graph are apart, and whether that is rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hotcompile.swap.dynamo import agree_within_tolerance
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Relative and absolute tolerance by dtype; those of PyTorch's own training benchmark for fp32 and below."""
+
+_AT_A_TIME = 1 << 22
+"""Elements that are compared at once, so that a comparison takes next to no memory."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Outputs, gradients and (afterwards) inputs of one run of a graph.
+
+    ``changed`` are the positions of the inputs that the run changed in place, ``changed_held`` those of
+    the tensors that the graph holds; ``random`` tells whether it drew random numbers.
+    """
+
+    tensors: list[Tensor]
+    gradients: list[Tensor | None]
+    inputs: list[Tensor]
+    changed: tuple[int, ...] = ()
+    changed_held: tuple[int, ...] = ()
+    random: bool = False
+
+
+def flat(outputs: Any) -> Sequence[Any]:
+    """The outputs of a captured graph, which are not nested, as a sequence."""
+    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+def pairs(a: Run, b: Run) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+    """What corresponds to each other in two runs."""
+    for name in ("tensors", "gradients", "inputs"):
+        both = zip(getattr(a, name), getattr(b, name), strict=False)
+        yield from ((_dense(x), _dense(y)) for x, y in both)
+
+
+def _dense(tensor: Tensor | None) -> Tensor | None:
+    """Sparse gradients of embeddings cannot be compared as they are."""
+    return tensor if tensor is None or tensor.layout is torch.strided else tensor.to_dense()
+
+
+def same_kinds(a: Run, b: Run) -> bool:
+    """Whether there are as many outputs and gradients, of the same shapes."""
+    return (
+        len(a.tensors) == len(b.tensors)
+        and len(a.gradients) == len(b.gradients)
+        and all(
+            (x is None) == (y is None) and (x is None or y is None or x.shape == y.shape)
+            for x, y in pairs(a, b)
+        )
+    )
+
+
+def largest_difference(a: Run, b: Run) -> float:
+    """Largest absolute difference; infinite where one has NaN and the other has not."""
+    return max((_gap(x, y) for x, y in pairs(a, b) if x is not None and y is not None), default=0.0)
+
+
+def _gap(x: Tensor, y: Tensor) -> float:
+    if x.shape != y.shape or not x.numel():
+        return 0.0
+    if not (x.is_floating_point() or x.is_complex()):
+        return 0.0 if torch.equal(x, y) else float("inf")
+    parts = zip(torch.split(x.reshape(-1), _AT_A_TIME), torch.split(y.reshape(-1), _AT_A_TIME), strict=True)
+    return float(torch.stack([_gap_of_part(a, b) for a, b in parts]).max())
+
+
+def _gap_of_part(x: Tensor, y: Tensor) -> Tensor:
+    gap = (x.to(torch.complex128 if x.is_complex() else torch.float64) - y).abs()
+    both_odd = ~x.isfinite() & ~y.isfinite() & ((x == y) | (x.isnan() & y.isnan()))
+    gap = torch.where(both_odd, torch.zeros_like(gap), gap)
+    return torch.nan_to_num(gap, nan=float("inf"), posinf=float("inf")).max()
+
+
+def all_agree(eager: Run, compiled: Run, reference: Callable[[], Run | None]) -> bool:
+    """Whether each tensor is close, or as near to a 64-bit run as eager is.
+
+    The 64-bit ``reference`` is asked for only where something is not close: it takes twice the memory.
+    """
+    if _each_agrees(eager, compiled, eager):
+        return True
+    wide = reference()
+    return wide is not None and same_kinds(eager, wide) and _each_agrees(eager, compiled, wide)
+
+
+def _each_agrees(eager: Run, compiled: Run, reference: Run) -> bool:
+    for (x, y), (_, wide) in zip(pairs(eager, compiled), pairs(eager, reference), strict=True):
+        if x is None or y is None:
+            continue
+        tolerance = TOLERANCE.get(x.dtype, TOLERANCE[torch.float32])
+        if not agree_within_tolerance(x, y, wide, tolerance):
+            return False
+    return True

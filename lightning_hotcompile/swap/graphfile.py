@@ -1,0 +1,234 @@
+"""A captured graph as bytes, so that another process can compile the very same one.
+
+AOTAutograd's and Inductor's cache keys hold the graph's code, what Dynamo knows about its inputs, the
+compiler's configuration and the state of the thread. All of that is in the bytes, and no data of any tensor.
+The format is for a process and its own child: unpacking runs what the bytes say.
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx._graph_pickler import GraphPickler, Options
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from lightning_hotcompile.errors import HotCompileError
+from lightning_hotcompile.swap.compile_state import CompileState
+from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+_STATIC = "_dynamo_static_input_type"  # in a placeholder's metadata: memory that does not move
+
+
+class NotPortable(HotCompileError):
+    """A graph cannot be compiled in another process; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """Everything about a tensor but its data; strides and offset in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool
+    is_leaf: bool
+    is_parameter: bool
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> TensorSpec:
+        """Describe a graph's input.
+
+        Raises:
+            NotPortable: it is no plain dense tensor.
+        """
+        if type(value) not in _PLAIN_TENSORS:
+            raise NotPortable(
+                f"input {name} is a {type(value).__name__}: only plain tensors can be described"
+            )
+        if value.layout != torch.strided:
+            raise NotPortable(f"input {name} has the layout {value.layout}: only dense tensors are described")
+        if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+            raise NotPortable(f"input {name} has a symbolic shape {tuple(value.shape)}")
+        return cls(
+            shape=tuple(value.shape),
+            stride=tuple(value.stride()),
+            offset=int(value.storage_offset()),
+            dtype=value.dtype,
+            device=str(value.device),
+            requires_grad=value.requires_grad,
+            is_leaf=value.is_leaf,
+            is_parameter=isinstance(value, nn.Parameter),
+        )
+
+    def empty(self, mode: FakeTensorMode) -> tuple[Tensor, Tensor]:
+        """A tensor that looks like the described one, without memory, and what ``mode`` takes it for.
+
+        AOTAutograd takes a fake input for a sign of dynamic shapes, which would be another key: so the
+        outside is a real tensor, whose memory is given back as soon as ``mode`` has seen it. The mode
+        knows it for as long as the second tensor lives.
+        """
+        size = 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        memory = torch.empty(max(size, 1), dtype=self.dtype, device=self.device)
+        value = memory.detach().as_strided(self.shape, self.stride, self.offset).detach()
+        if self.is_parameter:
+            value = nn.Parameter(value, requires_grad=self.requires_grad)
+        else:
+            value.requires_grad_(self.requires_grad)
+        if not self.is_leaf:
+            with torch.enable_grad():
+                value = value.view_as(value)
+        fake = mode.from_tensor(value, static_shapes=True)
+        memory.untyped_storage().resize_(0)
+        return value, fake
+
+
+def pack(
+    graph_module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> bytes:
+    """A graph with everything that its compile by Inductor depends on; call it as Dynamo's backend.
+
+    Raises:
+        NotPortable: the graph has something that cannot be described or is not known elsewhere.
+    """
+    placeholders = list(graph_module.graph.find_nodes(op="placeholder"))
+    inputs = [TensorSpec.of(n.name, v) for n, v in zip(placeholders, example_inputs, strict=True)]
+    _refuse_shared_memory([*example_inputs, *graph_module.parameters(), *graph_module.buffers()])
+    try:
+        return pickle.dumps(
+            {
+                "state": CompileState.now(),
+                "mode": mode,
+                "options": dict(options) if options else None,
+                "inputs": inputs,
+                "sources": [getattr(n, "_dynamo_source", None) for n in placeholders],
+                "static": [n.meta.get("tensor_dict", {}).get(_STATIC) for n in placeholders],
+                "fields": {name: list(vars(m)) for name, m in _graph_modules(graph_module)},
+                "graph": GraphPickler.dumps(
+                    _without_tensors(graph_module), Options(node_metadata_key_filter=_plain_metadata)
+                ),
+            }
+        )
+    except NotPortable:
+        raise
+    except Exception as error:  # pickling runs code of whatever the graph holds
+        raise NotPortable(f"the graph cannot be serialised: {type(error).__name__}: {error}") from error
+
+
+def graphs_in_cache() -> int:
+    """Graphs that this process has put into AOTAutograd's cache or has found there."""
+    found = counters["aot_autograd"]
+    return int(found["autograd_cache_saved"] + found["autograd_cache_hit"])
+
+
+def compile_packed(data: bytes) -> None:
+    """Compile a packed graph, forward and backward, so that Inductor's caches have it afterwards."""
+    packed = pickle.loads(data)
+    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    graph_module = GraphPickler.loads(packed["graph"], fake)
+    assert isinstance(graph_module, GraphModule)
+    for name, module in _graph_modules(graph_module):
+        has = vars(module)  # the order of the fields is part of the key
+        module.__dict__ = {field: has[field] for field in packed["fields"][name] if field in has}
+    with packed["state"].applied(), tracing(TracingContext(fake)):
+        alive = _with_tensors(graph_module, fake)
+        inputs = [spec.empty(fake) for spec in packed["inputs"]]
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        for node, source, static in zip(placeholders, packed["sources"], packed["static"], strict=True):
+            node._dynamo_source = source
+            node.meta["tensor_dict"] = {_STATIC: static} if static else {}
+        _propagate(graph_module, [spec.empty(fake)[1] for spec in packed["inputs"]], fake)
+        with backward_with_forward():
+            compiler = resolve_backend("inductor", packed["mode"], packed["options"])
+            compiler(graph_module, [real for real, _ in inputs])
+        del alive
+
+
+def _graph_modules(module: GraphModule) -> list[tuple[str, GraphModule]]:
+    return [(name, m) for name, m in module.named_modules() if isinstance(m, GraphModule)]
+
+
+def _refuse_shared_memory(tensors: Sequence[Any]) -> None:
+    # Compiled code depends on which inputs overlap: made for separate ones it would be found, and wrong.
+    seen: dict[int, Tensor] = {}
+    for tensor in tensors:
+        address = tensor.untyped_storage().data_ptr()
+        if address and seen.setdefault(address, tensor) is not tensor:
+            raise NotPortable("two inputs of the graph share memory")
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (str, int, float, bool, enum.Enum, type(None))):
+        return True
+    if isinstance(value, (tuple, list)):
+        return all(map(_plain, value))
+    return isinstance(value, dict) and all(map(_plain, value)) and all(map(_plain, value.values()))
+
+
+def _plain_metadata(key: str) -> bool:
+    return key in ("stack_trace", "custom", "recompute", "ac_graph_id")
+
+
+def _without_tensors(module: GraphModule) -> GraphModule:
+    """The same graph with descriptions in place of the tensors that it holds."""
+    if "_checkpoint_context_fn" in module.meta:
+        raise NotPortable("the graph has selective activation checkpointing, whose policy is a function")
+    lean: GraphModule = GraphModule.__new__(GraphModule)
+    children = {}
+    for name, child in module._modules.items():
+        if not isinstance(child, GraphModule):
+            raise NotPortable(f"the graph calls a module of type {type(child).__name__}")
+        children[name] = _without_tensors(child)
+    lean.__dict__ = {
+        **vars(module),
+        "meta": {k: v for k, v in module.meta.items() if _plain(v)},
+        "compile_subgraph_reason": None,
+        "_modules": children,
+        "_parameters": {k: v if v is None else TensorSpec.of(k, v) for k, v in module._parameters.items()},
+        "_buffers": {k: v if v is None else TensorSpec.of(k, v) for k, v in module._buffers.items()},
+    }
+    return lean
+
+
+def _with_tensors(module: GraphModule, mode: FakeTensorMode) -> list[Tensor]:
+    """Put empty tensors where the descriptions are; what has to live for as long as they are used."""
+    alive = []
+    module.meta["dynamo_compile_id"] = None  # its presence tells AOTAutograd where the graph is from
+    for held in (module._parameters, module._buffers):
+        for name, spec in held.items():
+            if spec is not None:
+                held[name], fake = spec.empty(mode)  # type: ignore[attr-defined]
+                alive.append(fake)
+    for child in module._modules.values():
+        assert isinstance(child, GraphModule)
+        alive += _with_tensors(child, mode)
+    return alive
+
+
+class _Shapes(Interpreter):
+    """Notes each node's value as Dynamo does: a method call without it is not cached."""
+
+    def run_node(self, n: Node) -> Any:
+        n.meta["example_value"] = value = super().run_node(n)
+        return value
+
+
+def _propagate(module: GraphModule, inputs: Sequence[Tensor], mode: FakeTensorMode) -> None:
+    with mode, torch.random.fork_rng(devices=[]):
+        _Shapes(module).run(*inputs)

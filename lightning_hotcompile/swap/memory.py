@@ -1,0 +1,68 @@
+"""How much memory is free, so that a comparison does not take what the training needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+def why_memory_is_short(tensors: Iterable[Tensor], copies: float) -> str | None:
+    """Why ``copies`` copies of the tensors do not fit into the memory where they are; ``None`` if they do.
+
+    Tensors that share memory count once. Where the free memory is not known, it is taken to suffice.
+    """
+    needed: dict[torch.device, dict[int, int]] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        needed.setdefault(tensor.device, {})[storage.data_ptr()] = storage.nbytes()
+    for device, storages in needed.items():
+        wanted, free = copies * sum(storages.values()), free_memory(device)
+        if free is not None and wanted > free:
+            return f"{int(wanted) >> 20} MB are needed, {free >> 20} MB are free ({device.type})"
+    return None
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes on a device, ``None`` where that is not known."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return free_host_memory() if device.type == "cpu" else None
+
+
+def free_host_memory(root: Path = Path("/")) -> int | None:
+    """Free bytes of main memory: the least of what the system and a container's limit leave."""
+    known = [n for n in (_available(root), _left_in_container(root)) if n is not None]
+    return min(known) if known else _free_pages()
+
+
+def _available(root: Path) -> int | None:
+    """Linux's own estimate, which counts the page cache as free."""
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _left_in_container(root: Path) -> int | None:
+    """What a control group (version 2) may still take; its file cache can be given back."""
+    folder = root / "sys/fs/cgroup"
+    try:
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        lines = (folder / "memory.stat").read_text().splitlines()
+        cache = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    except (OSError, ValueError, IndexError):
+        return None  # no control group, or no limit ("max")
+    return max(0, limit - used + cache)
+
+
+def _free_pages() -> int | None:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

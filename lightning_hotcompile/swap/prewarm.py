@@ -1,0 +1,215 @@
+"""A child process that fills the compiler's caches while training goes on.
+
+The child gets captured graphs, not modules: bytes made by ``graphfile.pack``. It compiles them, forward
+and backward, at low priority into the same cache directory; a later compile of the same graph in this
+process finds both. Nothing that happens to the child reaches the training: it only has a reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_hotcompile.swap.prewarm_process import ChildProcess
+
+_WORKER = "lightning_hotcompile.swap.prewarm_worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One graph to compile: a name for people, and the bytes of ``graphfile.pack``."""
+
+    name: str
+    graph: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How one piece of work went: seconds in the child, its error, and whether the caches have it now."""
+
+    name: str
+    seconds: float
+    error: str | None
+    cached: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Where the child stands.
+
+    ``state`` is ``running``, ``done`` (all that was handed over is compiled; the child may be waiting for
+    more) or ``failed``, with the reason. ``seconds`` is the wall time since the start, until the child
+    had done its work or was gone.
+    """
+
+    state: str
+    reason: str | None
+    seconds: float
+    results: tuple[Result, ...]
+
+
+class Prewarm:
+    """One child process, its jobs and its end.
+
+    Call it from the main thread: on Linux the child ends with the thread that started it.
+
+    Args:
+        jobs: graphs to compile, in this order; ``add`` hands over more.
+        cache_dir: the compiler's cache directory, the same as ``TORCHINDUCTOR_CACHE_DIR`` of this process.
+        toolchain: devices (``cpu``, ``cuda``) for which a trivial function is compiled before all else.
+        threads: OpenMP threads of the child; the code it makes is for the threads of this process.
+        nice: how much lower than ours the child's priority is.
+        limit_s: seconds that work may be outstanding after the last ``add``; then the child is ended.
+        memory_limit: bytes of address space for each process of the child; leave it away with CUDA,
+            which reserves far more than it uses.
+        now: a clock in seconds.
+        worker: the command that compiles, for tests.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job] = (),
+        *,
+        cache_dir: str | os.PathLike[str],
+        toolchain: Sequence[str] = (),
+        threads: int = 1,
+        nice: int = 10,
+        limit_s: float = 600.0,
+        memory_limit: int | None = None,
+        now: Callable[[], float] = time.monotonic,
+        worker: Sequence[str] | None = None,
+    ) -> None:
+        self._to_come = list(jobs)
+        self._cache_dir = Path(cache_dir).absolute()
+        self._toolchain = tuple(toolchain)
+        self._threads = threads
+        self._nice = nice
+        self._limit_s = limit_s
+        self._memory_limit = memory_limit
+        self._now = now
+        self._worker = list(worker) if worker else [sys.executable, "-m", _WORKER]
+        self._names: dict[str, str] = {}
+        self._results: dict[str, Result] = {}
+        self._child: ChildProcess | None = None
+        self._final: Status | None = None
+        self._started = self._last_added = self._last_result = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, which is also its process group's; ``None`` before the start."""
+        return self._child.pid if self._child else None
+
+    def start(self) -> Prewarm:
+        """Start the child; an error of the operating system is a reason, not an exception."""
+        self._started = self._last_added = self._last_result = self._now()
+        try:
+            self._child = ChildProcess(
+                self._worker,
+                cache_dir=self._cache_dir,
+                threads=self._threads,
+                nice=self._nice,
+                memory_limit=self._memory_limit,
+            )
+        except OSError as error:
+            self._finish("failed", f"the child process could not be started: {error}")
+            return self
+        for device in self._toolchain:
+            self._hand_over(f"toolchain-on-{device}", f"toolchain ({device})")
+        jobs, self._to_come = self._to_come, []
+        for job in jobs:
+            self.add(job)
+        return self
+
+    def add(self, job: Job) -> None:
+        """Hand over one more graph; before ``start`` it is kept for it, after the end it is left."""
+        if self._final is not None:
+            return
+        if self._child is None:
+            self._to_come.append(job)
+        else:
+            file = f"graph-{len(self._names):04d}"
+            try:
+                (self._child.folder / file).write_bytes(job.graph)
+            except OSError as error:
+                self._finish("failed", f"a graph could not be written for the child: {error}")
+                return
+            self._hand_over(file, job.name)
+
+    def poll(self) -> Status:
+        """Look at the child without waiting for it."""
+        if self._final is not None:
+            return self._final
+        if self._child is None:
+            return self._status("running", None)
+        ended = self._child.ended()
+        self._read_results()
+        if len(self._results) == len(self._names):
+            failed = [r for r in self._results.values() if r.error]
+            if failed and len(failed) == len(self._results):
+                self._finish("failed", f"{failed[0].name}: {failed[0].error}")
+            elif ended is not None:
+                self._finish("done", None)
+            return self._final or self._status("done", None)
+        if ended is not None:
+            self._finish("failed", f"the child process {ended}{self._child.last_words()}")
+        elif self._now() - self._last_added > self._limit_s:
+            self._finish("failed", f"the child process took longer than {self._limit_s:g} s")
+        return self._final or self._status("running", None)
+
+    def close(self) -> None:
+        """No more graphs: the child ends when it has done those that it has."""
+        if self._child is not None:
+            self._child.no_more()
+
+    def cancel(self, reason: str = "cancelled") -> Status:
+        """End the child and all that it has started, and remove its folder; a second call does nothing.
+
+        What was done by then stays in the cache, and the status says so.
+        """
+        status = self.poll()
+        if self._final is None:
+            self._finish(*(("done", None) if status.state == "done" else ("failed", reason)))
+        return self.poll()
+
+    def __enter__(self) -> Prewarm:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def _hand_over(self, file: str, name: str) -> None:
+        assert self._child is not None
+        self._names[file] = name
+        self._last_added = self._now()
+        self._child.tell(file)
+
+    def _read_results(self) -> None:
+        assert self._child is not None
+        for file, name in self._names.items():
+            path = self._child.folder / f"{file}.json"
+            if file not in self._results and path.exists():
+                self._results[file] = Result(name=name, **json.loads(path.read_text(encoding="utf-8")))
+                self._last_result = self._now()
+
+    def _status(self, state: str, reason: str | None) -> Status:
+        until = self._last_result if state == "done" else self._now()
+        seconds = until - self._started if self._child else 0.0
+        return Status(state=state, reason=reason, seconds=seconds, results=tuple(self._results.values()))
+
+    def _finish(self, state: str, reason: str | None) -> None:
+        self._final = self._status(state, reason)
+        if self._child is not None:
+            self._child.end()
+
+
+def warm_toolchain(
+    cache_dir: str | os.PathLike[str], devices: Sequence[str] = ("cpu",), **options: Any
+) -> Prewarm:
+    """Start a child that only compiles a trivial function; it waits for graphs until it is closed."""
+    return Prewarm(cache_dir=cache_dir, toolchain=devices, **options).start()

@@ -1,0 +1,88 @@
+"""Whether a child process may compile ahead on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ENOUGH_MEMORY = 2 * 2**30
+"""Bytes that a child with torch, a compiler's workers and a C++ compiler need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What there is beside the training: cores that may be used, threads in use, bytes of free memory.
+
+    ``free_memory`` is ``None`` where it cannot be told. ``accelerator`` tells whether the training runs on
+    one, so that the CPU's cores are not its bottleneck.
+    """
+
+    posix: bool
+    cores: int
+    training_threads: int
+    accelerator: bool
+    free_memory: int | None
+    local_rank: int
+
+    @classmethod
+    def here(cls, *, accelerator: bool) -> Surroundings:
+        """Of this process."""
+        affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+        return cls(
+            posix=os.name == "posix",
+            cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
+            training_threads=torch.get_num_threads(),
+            accelerator=accelerator,
+            free_memory=free_memory(),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        )
+
+
+def why_not(
+    prewarm: bool | str, backend: str | Callable[..., Any], around: Surroundings, need: int = ENOUGH_MEMORY
+) -> str | None:
+    """Why no child process should be started; ``None`` if it should.
+
+    Args:
+        prewarm: ``True``, ``False`` or ``"auto"``; ``True`` asks neither for a spare core nor for memory.
+        backend: the compiler's backend.
+        around: the machine.
+        need: bytes of free memory that ``auto`` asks for.
+    """
+    if prewarm is False:
+        return "prewarm=False"
+    if backend != "inductor":
+        return f"backend={backend!r} has no cache on disk: only 'inductor' has"
+    if not around.posix:
+        return "the child process needs a POSIX system"
+    if around.local_rank != 0:
+        return f"local rank {around.local_rank}: rank 0 of the node compiles, the others load it"
+    if prewarm is True:
+        return None
+    if not around.accelerator and around.training_threads >= around.cores:
+        return (
+            f"no spare core: training uses {around.training_threads} threads on {around.cores} cores; "
+            "set prewarm=True, or fewer threads with torch.set_num_threads"
+        )
+    if around.free_memory is not None and around.free_memory < need:
+        return f"{around.free_memory / 2**30:.1f} GiB of memory are free, {need / 2**30:.1f} GiB are needed"
+    return None
+
+
+def free_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that a new process may take: the system's, or the container's if that is less."""
+    free = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in proc.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+        limit = int((group / "memory.max").read_text(encoding="utf-8"))
+        free.append(limit - int((group / "memory.current").read_text(encoding="utf-8")))
+    return min(free) if free else None

@@ -1,0 +1,58 @@
+"""What compiles in the child process: the toolchain's warm-up first, then each graph as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.graphfile import compile_packed, graphs_in_cache
+from lightning_hotcompile.swap.witness import first_line
+
+
+def warm_toolchain(device: str) -> None:
+    """Compile a function of no use: compiler probes, precompiled headers and imports are then done."""
+    backend = resolve_backend("inductor", None, None)
+    x = torch.ones(8, device=device, requires_grad=True)
+    with backward_with_forward():
+        torch.compile(lambda x: (x * x).sin().sum(), backend=backend)(x).backward()
+
+
+def report(folder: Path, name: str, work: Callable[[], None]) -> None:
+    """Do it and write down how it went; an error ends only this piece of work."""
+    start, before, error = time.perf_counter(), graphs_in_cache(), None
+    try:
+        work()
+    except MemoryError:
+        error = "out of memory"
+    except Exception as failure:  # noqa: BLE001  # the compiler runs over any model
+        error = first_line(failure)
+    result = {
+        "seconds": time.perf_counter() - start,
+        "error": error,
+        "cached": error is None and graphs_in_cache() > before,
+    }
+    unfinished = folder / f"{name}.part"
+    unfinished.write_text(json.dumps(result), encoding="utf-8")
+    os.replace(unfinished, folder / f"{name}.json")
+
+
+def main(folder: Path) -> None:
+    """Compile what the lines of the standard input name, until it ends."""
+    for line in sys.stdin:
+        name = line.strip()
+        kind, _, device = name.partition("-on-")
+        if kind == "toolchain":
+            report(folder, name, lambda device=device: warm_toolchain(device))  # type: ignore[misc]
+        else:
+            report(folder, name, lambda name=name: compile_packed((folder / name).read_bytes()))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

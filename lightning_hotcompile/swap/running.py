@@ -1,0 +1,185 @@
+"""One compiled graph at work: compared, then looked at, then left alone; errors are answered by eager."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule
+
+from lightning_hotcompile.errors import HotCompileWarning, ParityError
+from lightning_hotcompile.swap.captured import tensors_of
+from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
+from lightning_hotcompile.swap.graph import Graph, first_line
+from lightning_hotcompile.swap.parity import Parity, compare
+from lightning_hotcompile.swap.tripwire import Before, Tripwire
+
+_log = logging.getLogger(__name__)
+
+RUNS_WATCHED = 10
+"""Armed runs of a graph, after its first one, whose outputs are looked at."""
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """What the runs of all graphs share: what to do about wrong code, and whether to look for it."""
+
+    parity: str
+    raise_errors: bool = False
+    on_failure: Callable[[BaseException], None] = lambda error: None
+    armed: bool = True
+    tripped: list[Graph] = field(default_factory=list)
+    total_runs: int = 0
+
+
+class GraphAtWork:
+    """What runs in place of one captured graph.
+
+    The first run is compared with eager. In the next :data:`RUNS_WATCHED` armed runs NaN and Inf that only
+    the compiled code makes are found. After that a run is the compiled code and no more.
+
+    Compiled code that raises is answered by the captured graph on the same inputs, and not used again. What
+    the failing run had changed in place already is put back in runs that are looked at; else there is no
+    copy of it, so a graph that changes its inputs (the statistics of a batch norm) may do so twice in that
+    one step, random numbers may be drawn twice, and the error of a graph that changes what it holds (an
+    optimizer) is raised.
+
+    Args:
+        graph: what is known about it.
+        captured: the graph as it was captured.
+        compiled: what the backend made of it.
+        watch: shared by all graphs.
+        neutral: makes the captured graph without random numbers, eager and compiled, from real inputs.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        captured: GraphModule,
+        compiled: CompiledFn,
+        watch: Watch,
+        neutral: Callable[[Sequence[Any]], tuple[CompiledFn, CompiledFn]],
+    ) -> None:
+        self._graph = graph
+        # forward and not a call: a call prints a traceback if the 64-bit run is not possible
+        self._eager: CompiledFn = captured.forward
+        self._compiled = compiled
+        self._watch = watch
+        self._neutral = neutral
+        self._held = tensors_of(captured)
+        self._left = RUNS_WATCHED
+        self._tripwire: Tripwire | None = None
+        self._instead: CompiledFn | None = self._first
+        if watch.parity == "off":
+            graph.parity = Parity(agrees=None, reason="parity='off'")
+            self._instead = None
+
+    def entry(self) -> CompiledFn:
+        """The function that Dynamo calls."""
+        graph, watch, compiled = self._graph, self._watch, self._compiled
+
+        def run(*args: Any) -> Any:
+            graph.runs += 1
+            watch.total_runs += 1
+            if (instead := self._instead) is not None:
+                return instead(*args)
+            try:
+                return compiled(*args)
+            except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
+                failure = error
+            return self._answered(failure, args)
+
+        return run
+
+    def _first(self, *args: Any) -> Any:
+        """Compare, then run what may be used."""
+        parity = compare(self._eager, self._compiled, args, self._held, lambda: self._neutral(args))
+        self._graph.parity = parity
+        if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
+            return answer(*args)
+        if parity.agrees:
+            self._tripwire = Tripwire(self._eager, self._held, parity)
+            self._graph.unwatched = self._tripwire.why_not(args)
+        else:
+            self._graph.unwatched = parity.reason
+        self._instead = self._watched if self._graph.unwatched is None else None
+        return self._watched_run(args) if self._instead is not None else self._unwatched_run(args)
+
+    def _watched(self, *args: Any) -> Any:
+        if not self._watch.armed:
+            return self._unwatched_run(args)
+        self._left -= 1
+        if self._left == 0:
+            self._instead = None
+        return self._watched_run(args)
+
+    def _watched_run(self, args: Sequence[Any]) -> Any:
+        assert self._tripwire is not None
+        before = self._tripwire.before(args)
+        try:
+            outputs = self._compiled(*args)
+        except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
+            failure: Exception = error
+        else:
+            if self._tripwire.finds(outputs, args, before):
+                return self._tripped(outputs, args, before)
+            return outputs
+        return self._answered(failure, args, before)
+
+    def _unwatched_run(self, args: Sequence[Any]) -> Any:
+        try:
+            return self._compiled(*args)
+        except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
+            failure = error
+        return self._answered(failure, args)
+
+    def _tripped(self, outputs: Any, args: Sequence[Any], before: Before) -> Any:
+        """Compiled code made NaN or Inf where eager does not."""
+        self._watch.tripped.append(self._graph)
+        reason = f"NaN or Inf in run {self._graph.runs}, where eager has finite numbers"
+        answer = self._about_wrong_code(reason)
+        if answer is None:
+            return outputs
+        before.put_back()
+        return answer(*args)
+
+    def _about_wrong_code(self, reason: str) -> CompiledFn | None:
+        """What is to run from now on in place of wrong code, ``None`` if that is used all the same."""
+        message = f"compiled code of {self._graph.region} is not right: {reason}"
+        if self._watch.parity == "raise":
+            raise ParityError(f"{message}. Set parity='auto' to train on eagerly.")
+        if self._watch.parity == "warn":
+            warnings.warn(
+                f"{message}. It is used all the same: parity='warn'.", HotCompileWarning, stacklevel=2
+            )
+            return None
+        return self._give_up(f"not right: {reason}", ParityError(message))
+
+    def _answered(self, failure: Exception, args: Sequence[Any], before: Before | None = None) -> Any:
+        """Eager's answer to a run that raised; eager's own error, if it raises as well, is the user's."""
+        if isinstance(failure, StopRecompute) or self._watch.raise_errors:
+            raise failure
+        reason = f"compiled code raised in run {self._graph.runs}: {first_line(failure)}"
+        if before is not None:
+            before.put_back()
+        elif self._changes_what_it_holds():
+            self._give_up(reason, failure)
+            raise failure
+        answer = self._eager(*args)
+        self._give_up(reason, failure)
+        return answer
+
+    def _changes_what_it_holds(self) -> bool:
+        parity = self._graph.parity
+        compared = parity is not None and parity.agrees is not None
+        return bool(parity.changed_held if parity is not None and compared else self._held)
+
+    def _give_up(self, reason: str, error: BaseException) -> CompiledFn:
+        _log.debug("%s: %s", self._graph.region, reason, exc_info=error)
+        self._graph.error = reason
+        self._instead = self._eager
+        self._watch.on_failure(error)
+        return self._eager

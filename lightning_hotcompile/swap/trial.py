@@ -1,0 +1,121 @@
+"""One run of a captured graph on copies of its inputs, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hotcompile.swap.clones import Kept, RandomState, clone_inputs
+from lightning_hotcompile.swap.difference import Run, flat
+from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.memory import why_memory_is_short
+
+_COTANGENT_SEED = 20_021
+
+_WIDE_COPIES = 4.0
+"""Sets of inputs for which there must be memory before they are run in 64 bit."""
+
+
+class Trial:
+    """Runs functions on the same inputs, one after the other, each on a fresh copy.
+
+    Args:
+        inputs: of the graph.
+        held: tensors that the functions hold by themselves; each run finds them as they were.
+    """
+
+    def __init__(self, inputs: Sequence[Any], held: Sequence[Tensor]) -> None:
+        self._inputs = inputs
+        self._held = held
+
+    def held_put_back(self) -> AbstractContextManager[None]:
+        """Held tensors that are changed inside have their values again afterwards."""
+        return _put_back(self._held)
+
+    def run(self, function: CompiledFn, seed: int, *, widened: bool = False, last: bool = False) -> Run:
+        """One run, gradients with one random cotangent.
+
+        The last one leaves the held tensors as they become, so that no copy of them is needed: it has to be
+        inside of :meth:`held_put_back`. ``widened`` runs in 64 bit, without what is held.
+        """
+        if not (last or widened):
+            with _put_back(self._held):
+                run = self.run(function, seed, last=True)
+                count = len(run.inputs) - len(self._held)
+                return replace(run, inputs=run.inputs[:count] + [t.clone() for t in run.inputs[count:]])
+        torch.manual_seed(seed)
+        clones = _widened(self._inputs) if widened else clone_inputs(self._inputs)
+        held = [] if widened else list(self._held)
+        versions, state = [_version(t) for t in (*clones, *held)], RandomState()
+        outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
+        random = not state.is_same(RandomState())
+        torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
+        leaves = [t for t in (*clones, *held) if isinstance(t, Tensor) and t.requires_grad]
+        gradients = _gradients(outputs, leaves)
+        changed = [_has_changed(t, v) for t, v in zip((*clones, *held), versions, strict=True)]
+        return Run(
+            tensors=[t.detach() for t in outputs],
+            gradients=gradients,
+            inputs=[t.detach() for t in (*clones, *held) if isinstance(t, Tensor)],
+            changed=tuple(i for i, c in enumerate(changed[: len(clones)]) if c),
+            changed_held=tuple(i for i, c in enumerate(changed[len(clones) :]) if c),
+            random=random,
+        )
+
+    def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
+        """The reference for the error that eager itself makes; ``None`` where the graph pins its dtypes."""
+        floats = [t for t in self._inputs if isinstance(t, Tensor) and t.is_floating_point()]
+        if self._held or not floats or any(t.dtype is torch.float64 for t in floats):
+            return None
+        if why_memory_is_short(floats, _WIDE_COPIES) is not None:
+            return None
+        try:
+            return self.run(function, seed, widened=True)
+        except Exception:  # noqa: BLE001  # whatever the graph has against 64-bit inputs
+            return None
+
+
+def _version(value: Any) -> int | None:
+    return version_of(value) if isinstance(value, Tensor) else None
+
+
+def _has_changed(value: Any, before: int | None) -> bool:
+    """Whether a tensor may have changed; one that nobody counts the changes of may have."""
+    return isinstance(value, Tensor) and (before is None or version_of(value) != before)
+
+
+@contextmanager
+def _put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Tensors that are changed inside have their values again afterwards."""
+    kept = Kept(tensors)
+    try:
+        yield
+    finally:
+        kept.put_back()
+
+
+def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    differentiable = [t for t in outputs if t.requires_grad]
+    if not (differentiable and leaves and torch.is_grad_enabled()):
+        return []
+    cotangents = [_cotangent(t) for t in differentiable]
+    return list(torch.autograd.grad(differentiable, leaves, cotangents, allow_unused=True))
+
+
+def _cotangent(output: Tensor) -> Tensor:
+    """Random numbers that are the same in every dtype, so that a 64-bit run gets the same ones."""
+    return torch.randn(output.shape, device=output.device).bfloat16().to(output.dtype)
+
+
+def _widened(inputs: Sequence[Any]) -> list[Any]:
+    return [
+        t.detach().double().requires_grad_(t.requires_grad)
+        if isinstance(t, Tensor) and t.is_floating_point()
+        else t
+        for t in clone_inputs(inputs)
+    ]

@@ -1,0 +1,95 @@
+"""What a batch is made of: containers, shapes, dtypes and strides as one comparable value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_VALUE_TYPES = (bool, int, str)
+_FLAT_TYPES = (int, float, complex, str, bytes, bool, type(None))
+
+
+class Member(NamedTuple):
+    """A named part of a batch: an entry of a mapping, a field of a dataclass."""
+
+    name: str
+    described: Hashable
+
+
+class FamilyShape(tuple[Any, ...]):
+    """The shape of a tensor in all batches of a family: a symbol in place of each size that varies."""
+
+    __slots__ = ()
+
+
+def describe(value: Any, values: list[Hashable]) -> Hashable:
+    """The structure of a batch: shape, dtype, device, strides and ``requires_grad`` of each tensor.
+
+    Bools, ints and strings are appended to ``values``; of anything else only the type counts.
+    """
+    if isinstance(value, Tensor):
+        return _describe_tensor(value)
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *[describe(item, values) for item in value])
+    if isinstance(value, Mapping):
+        entries = [Member(str(key), describe(item, values)) for key, item in value.items()]
+        return (type(value).__name__, *entries)
+    if isinstance(value, _FLAT_TYPES):
+        if isinstance(value, _VALUE_TYPES):
+            values.append(value)
+        return type(value).__name__
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        members = [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+        return (type(value).__name__, *[Member(name, describe(item, values)) for name, item in members])
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _describe_tensor(tensor: Tensor) -> Hashable:
+    if tensor.is_nested:  # its sizes belong to this one tensor, not to a kind of tensors
+        return ("Tensor", "nested", tensor.dtype, tensor.device, tensor.requires_grad, str(tensor.layout))
+    if tensor.layout is not torch.strided:
+        return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, str(tensor.layout))
+    strides = "contiguous" if tensor.is_contiguous() else tensor.stride()
+    return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides)
+
+
+def is_strided(described: Any) -> bool:
+    """Whether this describes one ordinary tensor: not nested, not sparse."""
+    return (
+        isinstance(described, tuple)
+        and len(described) == 6
+        and isinstance(described[1], (torch.Size, FamilyShape))
+        and (isinstance(described[5], tuple) or described[5] == "contiguous")
+    )
+
+
+def shapes_in(described: Any, path: str = "batch") -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Place and shape of each ordinary tensor of a described batch, in order."""
+    if is_strided(described):
+        yield path, described[1]
+    elif isinstance(described, tuple):
+        for index, item in enumerate(described[1:]):
+            if isinstance(item, Member):
+                yield from shapes_in(item.described, f"{path}.{item.name}")
+            else:
+                yield from shapes_in(item, f"{path}.{index}")
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The ordinary tensors of a batch, in the order in which it is described."""
+    if isinstance(value, Tensor):
+        if value.layout is torch.strided and not value.is_nested:
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, *_FLAT_TYPES)):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name, None))

@@ -1,0 +1,431 @@
+"""The suite ``regret`` without a training: a runner that knows what each arm takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from lightning_hotcompile.bench.arms import ARMS
+from lightning_hotcompile.bench.one_run import steady_s
+from lightning_hotcompile.bench.regret import (
+    AGAIN,
+    Cell,
+    carried_on,
+    cells_of,
+    drift,
+    estimate_ratio,
+    geometric_mean,
+    rows,
+    summary,
+    trained_otherwise,
+)
+from lightning_hotcompile.bench.regret_suite import RegretSuite
+from lightning_hotcompile.bench.results import OtherResults, Results, Task
+from lightning_hotcompile.bench.runs import Mark, ProcessRunner, Run, RunFailed, environment_for
+from lightning_hotcompile.bench.tables import page, picture
+from lightning_hotcompile.errors import ConfigError
+
+STEP_S = {"eager": 0.010, "model": 0.010, "blocks": 0.012, "step": 0.008, "step+optimizer": 0.005}
+COMPILE_S = {"eager": 0.0, "model": 0.0, "blocks": 5.0, "step": 10.0, "step+optimizer": 20.0}
+PROBE = 96
+
+
+def a_run(
+    steps: int, step_s: float, *, first_s: float = 0.0, marks: Sequence[int] = (), **changes: object
+) -> Run:
+    """A training whose first step takes longer, with 0.1 s before and 0.2 s after its steps."""
+    reached = [n for n in {*marks, steps} if n <= steps]
+    made = {
+        n: Mark(elapsed_s=first_s + n * step_s, steady_s=step_s, weights=10.0, moved=1.0) for n in reached
+    }
+    run = Run(
+        steps=steps,
+        wall_s=0.3 + first_s + steps * step_s,
+        before_s=0.1,
+        worst_step_s=first_s + step_s,
+        mean_s=step_s,
+        marks=made,
+    )
+    return dataclasses.replace(run, **changes)  # type: ignore[arg-type]
+
+
+class FakeRunner:
+    """Gives runs as above and remembers what it was asked for."""
+
+    def __init__(self, fail: Mapping[str, str] | None = None, stop_after: int | None = None) -> None:
+        self.calls: list[tuple[str, str, int]] = []
+        self.folders: list[Path] = []
+        self._fail = fail or {}
+        self._stop_after = stop_after
+
+    def __call__(self, case: str, arm: str, steps: int, marks: Sequence[int], folder: Path) -> Run:
+        if self._stop_after is not None and len(self.calls) >= self._stop_after:
+            raise KeyboardInterrupt
+        self.calls.append((case, arm, steps))
+        self.folders.append(folder)
+        if arm in self._fail:
+            raise RunFailed(self._fail[arm])
+        warm = folder in self.folders[:-1]
+        if arm == "hotcompile":
+            return a_run(steps, 0.010, marks=marks, phase="declined", reason="too short")
+        first_s = COMPILE_S[arm] * (0.1 if warm else 1.0)
+        return a_run(steps, STEP_S[arm], first_s=first_s, marks=marks)
+
+
+def a_suite(**changes: object) -> RegretSuite:
+    suite = RegretSuite(cases=["mlp"], lengths=[50, 5000], quick_cases=["gan"], quick_lengths=[50])
+    return dataclasses.replace(suite, **changes)  # type: ignore[arg-type]
+
+
+def measure(folder: Path, runner: FakeRunner, **changes: object) -> list[Cell]:
+    return a_suite(**changes).run(folder, runner=runner, console=Console(file=io.StringIO()), command="test")
+
+
+def by_place(cells: Sequence[Cell]) -> dict[tuple[str, int, str], Cell]:
+    return {(c.case, c.steps, c.cache): c for c in cells}
+
+
+def written(folder: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((folder / "regret.json").read_text(encoding="utf-8"))
+    return content
+
+
+# --- the steady step ------------------------------------------------------------------------------
+
+
+def test_the_steady_step_leaves_out_compiling_and_a_hiccup() -> None:
+    seconds = [9.0] + [0.01] * 95
+    seconds[70] = 3.0
+    assert steady_s(seconds) == pytest.approx(0.01)
+
+
+def test_the_steady_step_counts_each_batch_of_the_cycle() -> None:
+    lengths = [0.001] * 12 + [0.009] * 4
+    assert steady_s(lengths * 6) == pytest.approx(0.003)  # the plain median would say 0.001
+
+
+def test_a_short_run_has_a_plain_median() -> None:
+    assert steady_s([5.0, 0.3, 0.1, 0.2]) == pytest.approx(0.15)
+
+
+# --- estimates ------------------------------------------------------------------------------------
+
+
+def test_a_short_run_is_carried_on_by_its_steady_step() -> None:
+    run = a_run(96, 0.01, first_s=20.0)
+    assert carried_on(run, 5000) == pytest.approx(0.3 + 20.0 + 50.0)
+
+
+def test_what_was_reached_is_measured_and_not_estimated() -> None:
+    run = a_run(96, 0.01, first_s=20.0, marks=(50,))
+    slow_start = dataclasses.replace(run.marks[50], elapsed_s=33.0)
+    assert carried_on(dataclasses.replace(run, marks={**run.marks, 50: slow_start}), 50) == pytest.approx(
+        33.3
+    )
+
+
+def test_the_estimate_is_checked_against_a_measured_run() -> None:
+    eager = a_run(5000, 0.01, marks=(PROBE,))
+    assert estimate_ratio(eager, PROBE) == pytest.approx(1.0)
+    slow = dataclasses.replace(
+        eager, marks={**eager.marks, 5000: dataclasses.replace(eager.end, elapsed_s=60)}
+    )
+    assert estimate_ratio(dataclasses.replace(slow, wall_s=60.3), PROBE) == pytest.approx(60.3 / 50.3)
+    assert estimate_ratio(a_run(50, 0.01), PROBE) is None
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def test_the_best_arm_depends_on_length_and_cache(tmp_path: Path) -> None:
+    cells = by_place(measure(tmp_path, FakeRunner()))
+    assert cells["mlp", 50, "cold"].best in ("eager", "model")
+    assert cells["mlp", 5000, "cold"].best == "step+optimizer"
+    assert cells["mlp", 5000, "cold"].regret == pytest.approx(50.3 / (0.3 + 20 + 25))
+    assert cells["mlp", 5000, "warm"].regret == pytest.approx(50.3 / (0.3 + 2 + 25))
+    assert cells["mlp", 50, "warm"].regret == pytest.approx(1.0)
+
+
+def test_the_steady_step_is_compared_with_the_best_manual_one(tmp_path: Path) -> None:
+    cell = by_place(measure(tmp_path, FakeRunner()))["mlp", 5000, "warm"]
+    assert cell.best_steady == "step+optimizer"
+    assert cell.steady_ratio == pytest.approx(2.0)
+    assert summary([cell])["steady_outside_goal"] == ["mlp"]
+
+
+def test_a_run_of_the_callback_alone_is_no_cell() -> None:
+    assert cells_of("mlp", {("hotcompile", 50, "cold"): a_run(50, 0.01)}, [50], PROBE) == []
+
+
+@pytest.mark.parametrize("order", [(5000, 200), (200, 5000)])
+def test_eager_of_the_right_length_is_preferred(order: tuple[int, int]) -> None:
+    step_s = {5000: 0.02, 200: 0.01}
+    runs = {
+        **{("eager", steps, "cold"): a_run(steps, step_s[steps]) for steps in order},
+        ("hotcompile", 200, "warm"): a_run(200, 0.01),
+    }
+    (cell,) = cells_of("mlp", runs, [200], PROBE)
+    assert cell.regret == pytest.approx(1.0)
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert geometric_mean([]) is None
+
+
+def test_the_summary_names_cells_above_the_goal(tmp_path: Path) -> None:
+    found = summary(measure(tmp_path, FakeRunner()))
+    assert found["above_goal"] == ["mlp, 5000 steps, cold", "mlp, 5000 steps, warm"]
+    cold, warm = 50.3 / 45.3, 50.3 / 27.3
+    assert found["geometric_mean"] == pytest.approx({"cold": math.sqrt(cold), "warm": math.sqrt(warm)})
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        (Mark(elapsed_s=1, steady_s=1, weights=10.05, moved=1.05), None),
+        (Mark(elapsed_s=1, steady_s=1, weights=10.2, moved=1.0), "norm 10.2 where eager has 10"),
+        (Mark(elapsed_s=1, steady_s=1, weights=math.nan, moved=1.0), "norm nan"),
+        (Mark(elapsed_s=1, steady_s=1, weights=10.0, moved=0.0), "moved its weights by 0"),
+    ],
+)
+def test_wrong_training_is_noticed(mark: Mark, words: str | None) -> None:
+    said = trained_otherwise(mark, Mark(elapsed_s=1, steady_s=1, weights=10.0, moved=1.0))
+    assert said is None if words is None else words in (said or "")
+
+
+def test_an_arm_that_did_not_learn_gets_a_note() -> None:
+    idle = a_run(96, 0.001)
+    idle = dataclasses.replace(idle, marks={96: dataclasses.replace(idle.end, moved=0.0)})
+    runs = {
+        ("eager", 200, "cold"): a_run(200, 0.01, marks=(96,)),
+        ("step", 96, "cold"): idle,
+        ("hotcompile", 200, "cold"): a_run(200, 0.01),
+    }
+    (cell,) = cells_of("mlp", runs, [200], PROBE)
+    assert [note for note in cell.notes if note.startswith("step moved its weights by 0")]
+
+
+def test_a_machine_that_changes_in_between_gets_a_note() -> None:
+    runs = {
+        ("eager", 200, "cold"): a_run(200, 0.01, marks=(96,)),
+        (AGAIN, 96, "cold"): a_run(96, 0.02),
+        ("hotcompile", 200, "cold"): a_run(200, 0.01),
+    }
+    assert drift(runs, PROBE) == pytest.approx(2.0)
+    (cell,) = cells_of("mlp", runs, [200], PROBE)
+    assert "the machine changed" in cell.notes[0]
+
+
+# --- the order of work ----------------------------------------------------------------------------
+
+
+def test_the_callback_runs_between_the_other_arms() -> None:
+    arms = [(task.arm, task.steps) for task in a_suite().tasks()]
+    assert arms == [
+        ("eager", 5000),
+        ("model", 96),
+        ("hotcompile", 50),
+        ("blocks", 96),
+        ("hotcompile", 5000),
+        ("step", 96),
+        ("step+optimizer", 96),
+        (AGAIN, 96),
+    ]
+
+
+def test_cold_and_warm_share_a_folder_that_nobody_else_has(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    measure(tmp_path, runner)
+    by_call: dict[tuple[str, str, int], list[Path]] = {}
+    for call, folder in zip(
+        runner.calls[1:], runner.folders[1:], strict=True
+    ):  # the first one is thrown away
+        by_call.setdefault(call, []).append(folder)
+    for (_, arm, _), folders in by_call.items():
+        assert len(set(folders)) == 1
+        assert len(folders) == (1 if arm == "eager" else 2)
+    assert len({folder for folders in by_call.values() for folder in folders}) == len(by_call)
+    assert not any(folder.exists() for folder in runner.folders)
+
+
+def test_a_compile_that_is_not_measured_comes_first(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    measure(tmp_path, runner)
+    assert runner.calls[0] == ("mlp", "step", 3)
+    without = FakeRunner()
+    measure(tmp_path / "other", without, arms=["eager", "hotcompile"])
+    assert without.calls[0] == ("mlp", "eager", 5000)
+
+
+def test_quick_and_case_choose() -> None:
+    suite = a_suite()
+    assert suite.chosen(None, True).cases == ["gan"]
+    assert suite.chosen(None, True).lengths == [50]
+    assert suite.chosen("cnn", False).cases == ["cnn"]
+    assert suite.chosen(["cnn", "mlp"], False).lengths == [50, 5000]
+    assert len(suite.chosen("all", False).cases) > 10
+
+
+def test_wrong_choices_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'mlp'"):
+        a_suite().chosen("mpl", False)
+    with pytest.raises(ConfigError, match="'stepp' is unknown"):
+        a_suite(arms=["stepp"])
+    with pytest.raises(ConfigError, match="length of 0"):
+        a_suite(lengths=[0])
+    with pytest.raises(ConfigError, match="no length is left"):
+        a_suite(lengths=[])
+
+
+# --- failures and going on ------------------------------------------------------------------------
+
+
+def test_an_arm_that_fails_is_named_and_hides_nothing(tmp_path: Path) -> None:
+    cells = measure(tmp_path, FakeRunner(fail={"step": "NotImplementedError: manual optimization"}))
+    assert len(cells) == 4
+    assert all(set(c.others_s) == set(ARMS) - {"step", "hotcompile"} for c in cells)
+    assert {c.notes for c in cells} == {("not compared with step: not run, or not possible",)}
+    text = (tmp_path / "regret.md").read_text(encoding="utf-8")
+    assert "mlp: step, 96 steps: NotImplementedError: manual optimization" in text
+
+
+def test_a_callback_that_fails_leaves_the_other_cases(tmp_path: Path) -> None:
+    class Runner(FakeRunner):
+        def __call__(self, case: str, arm: str, steps: int, marks: Sequence[int], folder: Path) -> Run:
+            if (case, arm) == ("mlp", "hotcompile"):
+                raise RunFailed("boom")
+            return super().__call__(case, arm, steps, marks, folder)
+
+    cells = measure(tmp_path, Runner(), cases=["mlp", "cnn"])
+    assert {c.case for c in cells} == {"cnn"}
+    assert "mlp: hotcompile, 50 steps: boom" in (tmp_path / "regret.md").read_text(encoding="utf-8")
+
+
+def test_each_task_is_told_with_its_result(tmp_path: Path) -> None:
+    told = io.StringIO()
+    a_suite().run(tmp_path, runner=FakeRunner(fail={"step": "boom"}), console=Console(file=told, width=200))
+    lines = told.getvalue().splitlines()
+    assert "mlp: hotcompile, 5000 steps: cold 50.30 s declined, warm 50.30 s declined" in lines
+    assert "mlp: step, 96 steps: cannot be run: boom" in lines
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    stopped = FakeRunner(stop_after=6)
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, stopped)
+    assert len(written(tmp_path)["tasks"]) == 3  # type: ignore[arg-type]
+    rest = FakeRunner()
+    cells = measure(tmp_path, rest)
+    assert ("mlp", "eager", 5000) not in rest.calls
+    assert ("mlp", "hotcompile", 50) not in rest.calls
+    assert rest.calls.count(("mlp", "blocks", 96)) == 2
+    assert len(cells) == 4
+    nothing = FakeRunner()
+    assert measure(tmp_path, nothing) == cells
+    assert nothing.calls == []
+
+
+def test_what_failed_is_tried_again(tmp_path: Path) -> None:
+    measure(tmp_path, FakeRunner(fail={"blocks": "boom"}))
+    again = FakeRunner()
+    cells = measure(tmp_path, again)
+    assert {arm for _, arm, _ in again.calls} == {"step", "blocks"}  # "step" is the one before all
+    assert written(tmp_path)["failures"] == []
+    assert all("blocks" in c.others_s for c in cells)
+
+
+def test_other_cases_are_added_to_the_same_folder(tmp_path: Path) -> None:
+    measure(tmp_path, FakeRunner(), cases=["mlp"])
+    cells = measure(tmp_path, FakeRunner(), cases=["cnn"])
+    assert {c.case for c in cells} == {"mlp", "cnn"}
+
+
+def test_results_of_another_setting_are_refused(tmp_path: Path) -> None:
+    measure(tmp_path, FakeRunner())
+    with pytest.raises(OtherResults, match=r"threads is 0 there and 1 now.*Take another output_dir"):
+        a_suite().run(tmp_path, runner=FakeRunner(), threads=1, console=Console(file=io.StringIO()))
+    (tmp_path / "regret.json").write_text("{", encoding="utf-8")
+    with pytest.raises(OtherResults, match="cannot be read"):
+        measure(tmp_path, FakeRunner())
+
+
+def test_results_come_back_from_the_file(tmp_path: Path) -> None:
+    task = Task(case="mlp", arm="step", steps=96, caches=("cold", "warm"))
+    run = a_run(96, 0.01, marks=(50,))
+    results = Results(tmp_path, {"machine": "m"})
+    results.add(task, {"cold": run, "warm": run})
+    results.write({})
+    back = Results(tmp_path, {"machine": "m"})
+    assert back.is_done(task)
+    assert back.runs("mlp") == {("step", 96, "cold"): run, ("step", 96, "warm"): run}
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def test_the_files_say_the_same(tmp_path: Path) -> None:
+    cells = measure(tmp_path, FakeRunner())
+    table = pd.read_csv(tmp_path / "regret.csv")
+    assert list(table["regret"]) == [round(c.regret, 3) for c in cells]
+    content = written(tmp_path)
+    assert content["cells"] == rows(cells)
+    assert content["command"] == "test"
+    assert {"machine", "versions", "date", "commit", "summary", "threads"} <= set(content)
+    assert (tmp_path / "regret.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_reasons_notes_and_checks(tmp_path: Path) -> None:
+    measure(tmp_path, FakeRunner())
+    text = (tmp_path / "regret.md").read_text(encoding="utf-8")
+    assert "2 of 4 cells above 1.05" in text
+    assert "mlp, 5000 steps, warm: 1.842 (50.30 s; step+optimizer 27.30 s); declined: too short" in text
+    assert "measured 1.000 of what its first steps promised" in text
+    assert "mlp, 5000 steps, cold: 10.000 ms, 2.000 of step+optimizer's (above 1.01); declined" in text
+    assert "- command: `test`" in text
+
+
+def test_without_trouble_there_are_no_empty_sections(tmp_path: Path) -> None:
+    cells = [dataclasses.replace(c, hotcompile_s=0.1) for c in measure(tmp_path, FakeRunner())]
+    text = page(cells, [], {})
+    assert "## Above the goal" not in text
+    assert "## Could not be run" not in text
+    assert "## Notes" not in text
+
+
+def test_the_picture_has_a_panel_a_cache_with_the_goal(tmp_path: Path) -> None:
+    panels = picture(measure(tmp_path, FakeRunner())).axes
+    assert [panel.get_title() for panel in panels] == ["cold compiler cache", "warm compiler cache"]
+    for panel in panels:
+        labels = [str(line.get_label()) for line in panel.get_lines()]
+        assert {"50 steps", "5000 steps", "goal 1.05"} <= set(labels)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def test_a_process_is_cold_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOTCOMPILE", "HOTCOMPILE_THRESHOLD", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "mine")
+    eager = environment_for("eager", tmp_path, 0)
+    assert eager["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiler")
+    assert not {"HOTCOMPILE", "HOTCOMPILE_THRESHOLD", "TRITON_CACHE_DIR"} & set(eager)
+    hot = environment_for("hotcompile", tmp_path, 2)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in hot  # or the callback would leave the compiler's cache there
+    assert hot["HOTCOMPILE_STORE"] == str(tmp_path / "store")
+    assert hot["OMP_NUM_THREADS"] == "2"
+    assert Path(hot["TMPDIR"]).is_dir()
+    assert "PATH" in hot
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"NotImplementedError: manual optimization"):
+        ProcessRunner(threads=1)("gan", "step", 3, (), tmp_path)

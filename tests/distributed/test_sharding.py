@@ -1,0 +1,33 @@
+"""Strategies that shard parameters: what Lightning allows on a CPU, and what the callback says to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
+
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, make_trainer, seeded
+
+
+@pytest.mark.parametrize("subclass", [False, True])
+@pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy"])
+def test_training_goes_on_eagerly_with_a_reason(name: str, subclass: bool) -> None:
+    kind: Any = type(name, (SingleDeviceStrategy,), {})  # the real ones want more than one process
+    kind = type("Mine", (kind,), {}) if subclass else kind
+    plain, model, callback = seeded(Net), seeded(Net), hot()
+    fit(plain, max_epochs=1)
+    trainer = fit(model, [callback], strategy=kind(device=torch.device("cpu")), max_epochs=1)
+    assert trainer.global_step == 12
+    assert callback.report.phase == "declined"
+    assert callback.report.reason.startswith(f"{name} shards parameters")
+    assert not {"training_step", "log"} & vars(model).keys()
+    assert_same(plain, model, tolerance=0.0)
+
+
+def test_lightning_itself_refuses_fsdp_on_a_cpu() -> None:
+    # So FSDPStrategy can be tried on a GPU only; ModelParallelStrategy runs on the CPU too.
+    with pytest.raises(ValueError, match="requires a GPU accelerator, but received `accelerator='cpu'`"):
+        make_trainer(strategy=FSDPStrategy())

@@ -1,0 +1,74 @@
+"""``recipes/benchmark.py`` as a user starts it, without a compile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from lightning_hotcompile.bench.arms import ARMS
+from lightning_hotcompile.bench.regret_suite import RegretSuite
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = (
+    "suite=regret",
+    "case=mlp",
+    "threads=1",
+    "suite.lengths=[20]",
+    "suite.probe_steps=20",
+    "suite.arms=[eager,hotcompile]",
+)
+
+
+def benchmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"}
+    command = [sys.executable, str(ROOT / "recipes" / "benchmark.py"), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_suite_is_built_from_its_config() -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("benchmark", overrides=["suite=regret"])
+    suite = instantiate(config.suite)
+    assert isinstance(suite, RegretSuite)
+    assert list(suite.lengths) == [50, 500, 5000]
+    assert list(suite.arms) == list(ARMS)
+    assert (config.quick, config.case, config.threads) == (False, None, 0)
+
+
+def test_a_tiny_measurement_writes_everything_and_is_not_repeated(tmp_path: Path) -> None:
+    done = benchmark(tmp_path, *TINY, "output_dir=out")
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = tmp_path / "out"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".hydra", "regret.csv", "regret.json", "regret.md", "regret.png"}
+    table = pd.read_csv(folder / "regret.csv")
+    assert list(table["cache"]) == ["cold", "warm"]
+    assert (table["regret"] > 0).all()
+    assert set(table["best"]) == {"eager"}
+    content = json.loads((folder / "regret.json").read_text(encoding="utf-8"))
+    assert content["command"] == f"python recipes/benchmark.py {' '.join(TINY)}"
+    assert content["failures"] == []
+    assert "Geometric mean of regret" in done.stdout
+    again = benchmark(tmp_path, *TINY, "output_dir=out")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "0 tasks" in again.stdout
+    assert pd.read_csv(folder / "regret.csv").equals(table)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [("case=mpl", "did you mean 'mlp'"), ("suite.arms=[stepp]", "did you mean 'step'")],
+)
+def test_a_wrong_name_is_one_line(argument: str, words: str, tmp_path: Path) -> None:
+    done = benchmark(tmp_path, argument, "output_dir=out")
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert words in line

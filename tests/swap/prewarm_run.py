@@ -1,0 +1,106 @@
+"""A training in short for test_prewarm: capture, compile in a child, compile here. Prints what was hit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+
+from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.dynamo import compile_isolated
+from lightning_hotcompile.swap.graphfile import pack
+from lightning_hotcompile.swap.optimizer import bare_step
+from lightning_hotcompile.swap.prewarm import Job, Prewarm
+from tests.models import Block
+
+Case = tuple[str, Callable[..., Any], tuple[Any, ...], Callable[[], Any]]
+
+
+def cases() -> list[Case]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), Block(16, 0.1), nn.Linear(16, 3))
+    x, y = torch.randn(4, 8), torch.randint(0, 3, (4,))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    original = bare_step(torch.optim.AdamW)
+
+    def training_step(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(module(x), y)
+
+    def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            original(optimizer)
+
+    def bf16() -> Any:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    hidden = (torch.randn(4, 16, requires_grad=True) * 2).t().contiguous().t()
+    return [
+        ("step", training_step, (model, x, y), contextlib.nullcontext),
+        ("bf16", training_step, (model, x, y), bf16),
+        ("block", lambda m, x: m(x).square().mean(), (model[1], hidden), contextlib.nullcontext),
+        ("optimizer", optimizer_step, (optimizer,), contextlib.nullcontext),
+    ]
+
+
+def run(case: Case, backend: Callable[..., Any]) -> None:
+    _, function, arguments, context = case
+    compiled = compile_isolated(function, backend, dynamic=None, fullgraph=True)
+    with context():
+        out = compiled(*arguments)
+    if isinstance(out, Tensor):
+        out.backward()
+
+
+def main(cache_dir: str, prewarm: bool) -> None:
+    torch.set_num_threads(1)
+    jobs: list[Job] = []
+    for case in cases():
+
+        def trace_only(gm: GraphModule, inputs: Sequence[Any], name: str = case[0]) -> Callable[..., Any]:
+            jobs.append(Job(name=name, graph=pack(gm, inputs)))
+            return gm.forward
+
+        run(case, trace_only)
+    results = []
+    if prewarm:
+        with Prewarm(jobs, cache_dir=cache_dir, toolchain=["cpu"]) as child:
+            while (status := child.poll()).state == "running":
+                threading.Event().wait(0.1)
+        results = [vars(r) for r in status.results]
+    inductor = resolve_backend("inductor", None, None)
+
+    def real(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with backward_with_forward():
+            return inductor(gm, inputs)
+
+    report: dict[str, Any] = {"results": results}
+    for case in cases():
+        counters.clear()
+        wall, cpu = time.perf_counter(), sum(os.times()[:4])
+        run(case, real)
+        report[case[0]] = {
+            "hits": counters["aot_autograd"]["autograd_cache_hit"],
+            "misses": counters["aot_autograd"]["autograd_cache_miss"]
+            + counters["inductor"]["fxgraph_cache_miss"]
+            + counters["inductor"]["fxgraph_cache_bypass"],
+            "wall_s": time.perf_counter() - wall,
+            "cpu_s": sum(os.times()[:4]) - cpu,
+        }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "prewarm")

@@ -1,0 +1,55 @@
+"""How much memory is free, as the system and a container's limit tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_hotcompile.swap import memory
+from lightning_hotcompile.swap.memory import free_host_memory, free_memory, why_memory_is_short
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def container(root: Path, limit: str, used: int, cache: int) -> None:
+    folder = root / "sys/fs/cgroup"
+    write(folder / "memory.max", f"{limit}\n")
+    write(folder / "memory.current", f"{used}\n")
+    write(folder / "memory.stat", f"anon 1\ninactive_file {cache}\n")
+
+
+def test_what_the_system_calls_available(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", "MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable: 500 kB\n")
+    assert free_host_memory(tmp_path) == 500 * 1024
+
+
+def test_a_container_may_leave_less(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", "MemAvailable: 500 kB\n")
+    container(tmp_path, "100000", used=90_000, cache=5_000)
+    assert free_host_memory(tmp_path) == 15_000
+    container(tmp_path, "100000", used=120_000, cache=5_000)
+    assert free_host_memory(tmp_path) == 0
+    container(tmp_path, "max", used=120_000, cache=5_000)
+    assert free_host_memory(tmp_path) == 500 * 1024
+
+
+def test_elsewhere_free_pages_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.os, "sysconf", {"SC_AVPHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert free_host_memory(tmp_path) == 40_960
+    monkeypatch.delattr(memory.os, "sysconf")
+    assert free_host_memory(tmp_path) is None
+    assert free_memory(torch.device("meta")) is None
+
+
+def test_tensors_that_share_memory_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = torch.zeros(1 << 18)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 3 << 20)
+    assert why_memory_is_short([base, base[10:], base], 3.0) is None
+    assert why_memory_is_short([base, base.clone()], 3.0) == "6 MB are needed, 3 MB are free (cpu)"
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    assert why_memory_is_short([base], 1e9) is None

@@ -1,0 +1,360 @@
+"""The child process that compiles ahead: its work, its end, and that the caches are hit afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from lightning_hotcompile.swap.dynamo import compile_isolated
+from lightning_hotcompile.swap.graphfile import NotPortable, TensorSpec, pack
+from lightning_hotcompile.swap.prewarm import Job, Prewarm, Status, warm_toolchain
+from lightning_hotcompile.swap.prewarm_choice import Surroundings, free_memory, why_not
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120  # an upper bound for a busy machine; nothing waits for it to pass
+
+ANSWER = """
+import json, os, pathlib, sys
+def answer(name, **more):
+    folder = pathlib.Path(sys.argv[1])
+    (folder / "part").write_text(json.dumps({"seconds": 1.5, "error": None, "cached": True, **more}))
+    os.replace(folder / "part", folder / f"{name}.json")
+"""
+WILLING = ANSWER + "for line in sys.stdin: answer(line.strip())"
+HANGING = "import signal; signal.pause()"
+WITH_A_PROCESS = (
+    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
+)
+
+
+def worker(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never came"
+        threading.Event().wait(0.02)
+    return found
+
+
+def group(pid: int | None) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp, *_ = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(pgrp) == pid and state not in "ZX":
+            found.append(int(path.parent.name))
+    return found
+
+
+def settled(child: Prewarm) -> Status:
+    until(lambda: child.poll().state != "running")
+    return child.poll()
+
+
+def job(name: str = "blocks") -> Job:
+    return Job(name=name, graph=b"")
+
+
+def test_the_work_is_done_in_order_and_told(tmp_path: Path) -> None:
+    child = Prewarm([job("a"), job("b")], cache_dir=tmp_path, toolchain=["cpu"], worker=worker(WILLING))
+    with child:
+        status = settled(child)
+        assert (status.state, status.reason) == ("done", None)
+        assert [r.name for r in status.results] == ["toolchain (cpu)", "a", "b"]
+        assert [(r.seconds, r.error, r.cached) for r in status.results] == [(1.5, None, True)] * 3
+    assert child.poll().state == "done"
+    assert group(child.pid) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_is_kept_and_gets_more(tmp_path: Path) -> None:
+    with warm_toolchain(tmp_path, worker=worker(WILLING)) as child:
+        assert settled(child).state == "done"
+        assert group(child.pid)
+        child.add(job("late"))
+        until(lambda: len(child.poll().results) == 2)
+        child.close()
+        until(lambda: not group(child.pid))
+        assert settled(child).state == "done"
+
+
+def test_jobs_given_before_the_start_wait_for_it(tmp_path: Path) -> None:
+    child = Prewarm(cache_dir=tmp_path, worker=worker(WILLING))
+    child.add(job("early"))
+    assert (child.poll().state, child.pid) == ("running", None)
+    with child:
+        assert [r.name for r in settled(child).results] == ["early"]
+    child.add(job("too late"))
+    assert len(child.poll().results) == 1
+
+
+def test_the_folder_is_private_and_the_child_modest(tmp_path: Path) -> None:
+    code = (
+        ANSWER + "for line in sys.stdin:"
+        " answer(line.strip(), seconds=os.nice(0), error=os.environ['OMP_NUM_THREADS'])"
+    )
+    with Prewarm([job()], cache_dir=tmp_path, nice=3, threads=2, worker=worker(code)) as child:
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (result,) = settled(child).results
+    assert (result.seconds, result.error) == (min(os.nice(0) + 3, 19), "2")
+
+
+def test_one_graph_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    code = ANSWER + "for n, line in enumerate(sys.stdin): answer(line.strip(), error='no' if n else None)"
+    with Prewarm([job("a"), job("b")], cache_dir=tmp_path, worker=worker(code)) as child:
+        status = settled(child)
+    assert (status.state, [r.error for r in status.results]) == ("done", [None, "no"])
+
+
+def test_if_all_fail_the_first_error_is_the_reason(tmp_path: Path) -> None:
+    code = ANSWER + "for line in sys.stdin: answer(line.strip(), error='no compiler')"
+    with Prewarm([job("a"), job("b")], cache_dir=tmp_path, worker=worker(code)) as child:
+        until(lambda: len(child.poll().results) == 2)
+    assert (child.poll().state, child.poll().reason) == ("failed", "a: no compiler")
+
+
+def test_a_child_that_hangs_is_ended_by_the_limit(tmp_path: Path) -> None:
+    now = 0.0
+    child = Prewarm([job()], cache_dir=tmp_path, limit_s=30, now=lambda: now, worker=worker(HANGING))
+    with child:
+        now = 30.0
+        assert child.poll().state == "running"
+        now = 31.0
+        status = child.poll()
+        assert (status.state, status.seconds) == ("failed", 31.0)
+        assert "longer than 30 s" in str(status.reason)
+        assert group(child.pid) == []
+
+
+def test_a_child_without_work_has_no_limit(tmp_path: Path) -> None:
+    now = 0.0
+    with Prewarm([job()], cache_dir=tmp_path, limit_s=30, now=lambda: now, worker=worker(WILLING)) as child:
+        settled(child)
+        now = 1000.0
+        assert child.poll().state == "done"
+
+
+@pytest.mark.parametrize("whom", ["watcher", "worker"])
+def test_a_child_that_is_killed_is_a_reason(tmp_path: Path, whom: str) -> None:
+    with Prewarm([job()], cache_dir=tmp_path, worker=worker(WITH_A_PROCESS)) as child:
+        members = until(lambda: len(group(child.pid)) == 3 and group(child.pid))
+        os.kill(child.pid if whom == "watcher" else sorted(set(members) - {child.pid})[0], signal.SIGKILL)
+        status = settled(child)
+        assert status.state == "failed"
+        assert "SIGKILL" in str(status.reason)
+        until(lambda: not group(child.pid))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_last_words_are_told(tmp_path: Path) -> None:
+    with Prewarm([job()], cache_dir=tmp_path, worker=worker("raise SystemExit('no room')")) as child:
+        status = settled(child)
+    assert status.reason == "the child process ended with status 1: no room"
+
+
+def test_it_cannot_take_more_memory_than_allowed(tmp_path: Path) -> None:
+    code = "print(len(bytearray(2**30)))"
+    with Prewarm([job()], cache_dir=tmp_path, memory_limit=2**29, worker=worker(code)) as child:
+        status = settled(child)
+    assert status.state == "failed"
+    assert "MemoryError" in str(status.reason)
+
+
+def test_a_child_that_cannot_start_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    child = Prewarm([job()], cache_dir=tmp_path / "file" / "cache", worker=worker(WILLING)).start()
+    assert child.poll().state == "failed"
+    assert "could not be started" in str(child.poll().reason)
+    assert child.cancel().reason == child.poll().reason
+
+
+def test_cancel_ends_whatever_the_child_started(tmp_path: Path) -> None:
+    child = Prewarm([job()], cache_dir=tmp_path, worker=worker(WITH_A_PROCESS)).start()
+    until(lambda: len(group(child.pid)) == 3)
+    assert child.cancel("the fit ended").reason == "the fit ended"
+    until(lambda: not group(child.pid))
+    assert child.cancel("again").reason == "the fit ended"
+
+
+PARENT = """
+import sys
+from lightning_hotcompile.swap.prewarm import Job, Prewarm
+child = Prewarm([Job(name="a", graph=b"")], cache_dir=sys.argv[1], worker=[sys.executable, "-c", sys.argv[2]])
+child.start()
+print(child.pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "exits"])
+def test_no_process_outlives_its_parent(tmp_path: Path, how: str) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), WITH_A_PROCESS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    with parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        until(lambda: len(group(pid)) == 3)
+        if how == "killed":
+            parent.kill()
+        else:
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+        parent.wait(PATIENCE_S)
+    until(lambda: not group(pid))
+
+
+@pytest.mark.slow
+def test_the_caches_are_hit_afterwards(tmp_path: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "tests.swap.prewarm_run", str(tmp_path), "prewarm"],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert out.returncode == 0, out.stderr
+    report = json.loads(out.stdout.splitlines()[-1])
+    results = report.pop("results")
+    assert [(r["name"], r["error"]) for r in results if not r["cached"]] == []
+    assert len(results) == 5
+    assert {name: (r["hits"], r["misses"]) for name, r in report.items()} == dict.fromkeys(
+        ("step", "bf16", "block", "optimizer"), (1, 0)
+    )
+
+
+def packed(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> bytes:
+    """The graph of a call, as bytes."""
+    found: list[Any] = []
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            found.append(pack(gm, example_inputs))
+        except NotPortable as error:
+            found.append(error)
+        return gm.forward
+
+    compile_isolated(function, backend, dynamic=dynamic, fullgraph=True)(*inputs)
+    if isinstance(found[0], NotPortable):
+        raise found[0]
+    return bytes(found[0])
+
+
+def test_a_packed_graph_has_no_data() -> None:
+    layer = nn.Linear(1000, 1000)
+    assert len(packed(lambda m, x: m(x).sum(), layer, torch.ones(2, 1000))) < 200_000
+
+
+def test_inputs_that_share_memory_are_refused() -> None:
+    x = torch.ones(8)
+    with pytest.raises(NotPortable, match="share memory"):
+        packed(lambda a, b: a + b, x[:4], x[4:])
+
+
+def test_symbolic_shapes_are_refused() -> None:
+    with pytest.raises(NotPortable, match=r"SymInt|symbolic"):
+        packed(lambda a: a * a.shape[0], torch.ones(5, 3), dynamic=True)
+
+
+def test_other_kinds_of_tensors_are_refused() -> None:
+    class Own(Tensor):
+        pass
+
+    with pytest.raises(NotPortable, match="input x is a Own"):
+        TensorSpec.of("x", torch.ones(2).as_subclass(Own))
+    with pytest.raises(NotPortable, match="sparse_coo"):
+        TensorSpec.of("x", torch.ones(2).to_sparse())
+
+
+def test_a_function_that_no_other_process_knows_is_refused() -> None:
+    # What allow_in_graph puts into a graph: a function of the user's script.
+    def own(x: Tensor) -> Tensor:
+        return x + 1
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(own, (graph.placeholder("x"),)))
+    with pytest.raises(NotPortable, match="cannot be serialised: NotImplementedError"):
+        pack(GraphModule({}, graph), [torch.ones(2)])
+
+
+def test_a_policy_that_is_a_function_is_refused() -> None:
+    module = GraphModule({}, torch.fx.Graph())
+    module.meta["_checkpoint_context_fn"] = print
+    with pytest.raises(NotPortable, match="selective activation checkpointing"):
+        pack(module, [])
+
+
+def around(**changes: Any) -> Surroundings:
+    usual: dict[str, Any] = {"posix": True, "cores": 8, "training_threads": 4, "accelerator": False}
+    return Surroundings(**{**usual, "free_memory": 2**34, "local_rank": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("prewarm", "backend", "changes", "reason"),
+    [
+        ("auto", "inductor", {}, None),
+        (False, "inductor", {}, "prewarm=False"),
+        ("auto", "aot_eager", {}, "'aot_eager' has no cache"),
+        ("auto", print, {}, "has no cache"),
+        ("auto", "inductor", {"posix": False}, "POSIX"),
+        (True, "inductor", {"posix": False}, "POSIX"),
+        ("auto", "inductor", {"local_rank": 3}, "local rank 3"),
+        ("auto", "inductor", {"training_threads": 8}, "8 threads on 8 cores"),
+        (True, "inductor", {"training_threads": 8}, None),
+        ("auto", "inductor", {"training_threads": 8, "accelerator": True}, None),
+        ("auto", "inductor", {"free_memory": 2**30}, "1.0 GiB of memory are free, 2.0 GiB are needed"),
+        ("auto", "inductor", {"free_memory": None}, None),
+    ],
+)
+def test_when_a_child_is_worth_it(prewarm: Any, backend: Any, changes: Any, reason: str | None) -> None:
+    found = why_not(prewarm, backend, around(**changes))
+    assert found == reason if reason is None else reason in str(found)
+
+
+def test_free_memory_is_the_lesser_of_system_and_container(tmp_path: Path) -> None:
+    proc = tmp_path / "meminfo"
+    proc.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert free_memory(proc, tmp_path) == 4000 * 1024
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(proc, tmp_path) == 4000 * 1024
+    (tmp_path / "memory.max").write_text("50000\n")
+    assert free_memory(proc, tmp_path) == 49000
+    assert free_memory(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_the_surroundings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    here = Surroundings.here(accelerator=True)
+    assert (here.posix, here.local_rank, here.accelerator) == (True, 2, True)
+    assert here.training_threads == torch.get_num_threads()
+    assert 1 <= here.cores <= (os.cpu_count() or 1)

@@ -1,0 +1,390 @@
+"""Faults of the compiler, one after the other: the training goes on as without the callback, and says why."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+
+from lightning_hotcompile import HotCompile
+from lightning_hotcompile.swap import installation, trial
+from lightning_hotcompile.swap.captured import tensors_of
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded, weights
+
+SCOPES = ["step", "regions"]
+
+NEVER = 20.0
+"""What stands for ever in these tests has an end of its own."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# --- backends with a fault ------------------------------------------------------------------------------
+
+
+def compile_raises(error: Callable[[], BaseException]) -> Callable[..., Any]:
+    def backend(graph: Any, inputs: Any, **_: Any) -> Any:
+        raise error()
+
+    return backend
+
+
+def hangs(graph: Any, inputs: Any, **_: Any) -> Any:
+    threading.Event().wait(NEVER)
+    return graph.forward
+
+
+def from_run(count: int, fault: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Code that is eager's own until its run number ``count``; then its outputs go through ``fault``."""
+
+    def backend(graph: Any, inputs: Any, **_: Any) -> Any:
+        runs = 0
+
+        def code(*args: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            outputs = graph.forward(*args)
+            return outputs if runs < count else tuple(map(fault, outputs))
+
+        return code
+
+    return backend
+
+
+def raises(value: Any) -> Any:
+    raise RuntimeError("illegal instruction")
+
+
+def lacks_memory(value: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more advice")
+
+
+def scaled(value: Any) -> Any:
+    return value * 1.05 if value.is_floating_point() else value
+
+
+def nan(value: Any) -> Any:
+    return value * float("nan") if value.is_floating_point() else value
+
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 1.05
+
+
+def wrong_gradient(value: Any) -> Any:
+    return WrongGradient.apply(value) if value.requires_grad else value
+
+
+def slow(graph: Any, inputs: Any, **_: Any) -> Any:
+    """Right, but with much to do on the side."""
+    ballast = torch.ones(400, 400)
+
+    def code(*args: Any) -> Any:
+        for _ in range(8):
+            torch.mm(ballast, ballast)
+        return graph.forward(*args)
+
+    return code
+
+
+# --- a training with the fault, held against one without the callback -----------------------------------
+
+
+def train(callback: HotCompile, factory: Any = Net, **options: Any) -> HotCompile:
+    """Train twice; without and with the callback the weights are equal to the last bit."""
+    plain, model = seeded(factory), seeded(factory)
+    fit(plain, **options)
+    fit(model, [callback], **options)
+    for name, value in weights(plain).items():
+        assert torch.equal(value, weights(model)[name]), name
+    assert_given_back(model)
+    return callback
+
+
+def assert_given_back(model: nn.Module) -> None:
+    assert "training_step" not in vars(model)
+    assert all(vars(m).get("_compiled_call_impl") is None for m in model.modules())
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "the backend raises": (
+        compile_raises(lambda: RuntimeError("no such instruction\nlong story")),
+        "RuntimeError: no such instruction",
+    ),
+    "no memory to compile": (
+        compile_raises(lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")),
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB",
+    ),
+    "the disk is full": (
+        compile_raises(lambda: OSError(errno.ENOSPC, "No space left on device", "/cache/x.so")),
+        "No space left on device",
+    ),
+    "wrong values": (from_run(1, scaled), "not right: differs from eager by up to"),
+    "wrong gradients": (from_run(1, wrong_gradient), "not right: differs from eager by up to"),
+    "NaN from the first run on": (from_run(1, nan), "not right: differs from eager by up to inf"),
+    "NaN from a later run on": (from_run(3, nan), "not right: NaN or Inf in run 2"),
+    "raises in its first run": (
+        from_run(1, raises),
+        "compiled code raised RuntimeError: illegal instruction",
+    ),
+    "raises in a later run": (from_run(5, raises), "compiled code raised in run 4: RuntimeError: illegal"),
+    "no memory in its first run": (
+        from_run(1, lacks_memory),
+        "compiled code raised in run 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ),
+    "no memory in a later run": (from_run(4, lacks_memory), "in run 3: OutOfMemoryError: CUDA out of memory"),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", FAULTS)
+def test_training_goes_on_as_without_the_callback_and_says_why(name: str, scope: str) -> None:
+    backend, reason = FAULTS[name]
+    callback = train(hot(backend=backend, scope=scope, on_error="eager", compile_optimizer=False))
+    assert callback.report.phase == "reverted"
+    assert reason in callback.report.reason + callback.report.parity
+    assert "fallback" in {e["kind"] for e in callback.report.events}
+
+
+def raises_half_way(graph: Any, inputs: Any, **_: Any) -> Any:
+    """An optimizer's code that raises in its third run, after it has changed the parameters."""
+    runs = 0
+
+    def code(*args: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        outputs = graph.forward(*args)
+        return raises(outputs) if runs == 3 else outputs
+
+    return code
+
+
+def spoils_the_parameters(graph: Any, inputs: Any, **_: Any) -> Any:
+    """An optimizer's code that makes NaN from its third run on; its parameters are in the graph."""
+    runs = 0
+
+    def code(*args: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        outputs = graph.forward(*args)
+        for tensor in tensors_of(graph) if runs >= 3 else ():
+            tensor.data.mul_(float("nan")) if tensor.is_floating_point() else None
+        return outputs
+
+    return code
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        (FAULTS["the backend raises"][0], "RuntimeError: no such instruction"),
+        (
+            raises_half_way,
+            "compiled code raised in run 2: RuntimeError: illegal instruction",
+        ),
+        (spoils_the_parameters, "not right: NaN or Inf in run 2"),
+    ],
+    ids=["the backend raises", "raises in a later run", "NaN from a later run on"],
+)
+def test_the_same_for_the_optimizer(backend: Any, reason: str) -> None:
+    def only_the_optimizer(graph: Any, inputs: Any, **given: Any) -> Any:
+        return backend(graph, inputs, **given) if tensors_of(graph) else graph.forward
+
+    plain, model = seeded(Net), seeded(Net)
+    callback = hot(backend=only_the_optimizer, scope="step", on_error="eager", compile_optimizer=True)
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model, tolerance=1e-6)
+    fallbacks = [str(e["reason"]) for e in callback.report.events if e["kind"] == "fallback"]
+    assert [r for r in fallbacks if reason in r]
+    assert callback.report.phase == "steady", "the step stays compiled"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_compiler_that_hangs_is_interrupted(scope: str) -> None:
+    callback = train(
+        hot(backend=hangs, scope=scope, on_error="eager", compile_optimizer=False, compile_timeout=0.02)
+    )
+    assert callback.report.phase == "reverted"
+    assert "took longer than compile_timeout=0.02 s" in callback.report.reason
+
+
+def test_code_that_is_right_but_slow_is_taken_back() -> None:
+    callback = train(hot(backend=slow, scope="step", min_speedup=1.02, compile_optimizer=False), max_epochs=8)
+    assert callback.report.phase == "reverted"
+    assert "below min_speedup=1.02" in callback.report.reason
+    assert callback.report.speedup is not None
+    assert callback.report.speedup.high < 1.02
+
+
+class TestBackward:
+    def backend(self, fails_in: int) -> Callable[..., Any]:
+        runs = 0
+
+        def backward(graph: Any, inputs: Any) -> Any:
+            def code(args: Any) -> Any:
+                nonlocal runs
+                runs += 1
+                if runs >= fails_in:
+                    raise RuntimeError("no backward today")
+                return graph.forward(*args)
+
+            code._boxed_call = True  # type: ignore[attr-defined]
+            return code
+
+        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=backward)
+
+    def test_one_that_raises_at_once_is_found_by_the_comparison(self) -> None:
+        plain, model = seeded(Net), seeded(Net)
+        callback = hot(backend=self.backend(1), scope="step", on_error="eager", compile_optimizer=False)
+        fit(plain)
+        fit(model, [callback])
+        assert "compiled code raised RuntimeError: no backward today" in callback.report.reason
+        assert_same(plain, model, tolerance=0)
+
+    def test_a_later_one_stops_the_training_with_its_own_error_and_gives_the_model_back(self) -> None:
+        # The forward has long returned: there is nothing left that eager's backward could start from.
+        model = seeded(Net)
+        callback = hot(backend=self.backend(4), scope="step", on_error="eager", compile_optimizer=False)
+        with pytest.raises(RuntimeError, match=r"^no backward today$"):
+            fit(model, [callback])
+        assert_given_back(model)
+
+
+class TestUsersOwnErrors:
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_a_hook_that_raises(self, scope: str) -> None:
+        error, calls = ValueError("mine"), []
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            calls.append(1)
+            if len(calls) == 12:
+                raise error
+
+        model = seeded(Net)
+        model.blocks[0].register_forward_hook(torch.compiler.disable(hook))
+        with pytest.raises(ValueError, match=r"^mine$") as caught:
+            fit(model, [hot(scope=scope, on_error="eager")])
+        assert caught.value is error
+        assert_given_back(model)
+
+    def test_a_callback_that_raises(self) -> None:
+        import lightning.pytorch as pl
+
+        class Raises(pl.Callback):
+            def on_before_optimizer_step(self, trainer: Any, *_: Any) -> None:
+                if trainer.global_step == 8:
+                    raise KeyError("mine")
+
+        model = seeded(Net)
+        with pytest.raises(KeyError, match="mine"):
+            fit(model, [hot(), Raises()])
+        assert_given_back(model)
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_a_forward_that_raises(self, scope: str) -> None:
+        class Picky(Net):
+            def forward(self, x: Tensor) -> Tensor:
+                index = (x.sum() * 0).long() + self.offset
+                return super().forward(x)[:, torch.arange(3) + index]
+
+            def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+                if self.global_step == 10:
+                    self.offset.fill_(5)
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("offset", torch.zeros((), dtype=torch.long))
+
+        model, callback = seeded(Picky), hot(scope=scope, on_error="eager", compile_optimizer=False)
+        with pytest.raises(IndexError, match="out of"):
+            fit(model, [callback])
+        assert callback.report.phase in ("settling", "steady")
+        assert_given_back(model)
+
+
+class TestMemory:
+    def test_none_left_in_the_warm_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def warm_up(*_: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr(installation, "warm_up", warm_up)
+        callback = train(hot(scope="regions", on_error="eager", compile_optimizer=False))
+        assert callback.report.phase == "reverted"
+        assert "warm-up failed: OutOfMemoryError: CUDA out of memory" in callback.report.reason
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_none_left_for_the_comparison(self, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def clone_inputs(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr(trial, "clone_inputs", clone_inputs)
+        callback = train(hot(backend="eager", scope=scope, compile_optimizer=False))
+        assert callback.report.phase == "steady"
+        assert "not compared for lack of memory: CUDA out of memory" in callback.report.parity
+
+
+class Restless(Net):
+    """A model with a constant that is another one in each step."""
+
+    count = 0
+    tag = ""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.count += 1
+        self.tag = f"step {self.count}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.tag != "step 0" else x
+
+
+def test_a_recompile_in_each_step_ends() -> None:
+    callback = train(hot(scope="step", backend="eager", on_error="eager", compile_optimizer=False), Restless)
+    assert callback.report.phase == "reverted"
+    assert callback.report.recompiles <= 16
+    assert "fit" in callback.report.reason
+
+
+@pytest.mark.slow
+class TestInductor:
+    """What the machine may lack when the real compiler runs on it."""
+
+    def train(self) -> HotCompile:
+        return train(hot(backend="inductor", scope="step", on_error="eager", compile_optimizer=False))
+
+    def test_no_cpp_compiler(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        with torch._inductor.config.patch({"cpp.cxx": (str(tmp_path / "no-such-compiler"),)}):
+            callback = self.train()
+        assert callback.report.phase == "reverted"
+        assert "compiler" in callback.report.reason.lower()
+
+    def test_a_cache_folder_that_cannot_be_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "cache"
+        file.write_text("a file where the folder should be")
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file))
+        callback = self.train()
+        assert callback.report.phase == "reverted"
+        assert str(file) in callback.report.reason

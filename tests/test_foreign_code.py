@@ -1,0 +1,155 @@
+"""What other people's code does around a Trainer, and has to keep doing with the callback in it.
+
+Found by adding the callback, through Lightning's entry point, to every Trainer of a large body of code
+that was not written for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torchmetrics
+
+from lightning_hotcompile import HotCompile
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, loader, make_trainer, seeded
+
+
+class Counting:
+    """A callable that counts its calls, as an instrument around somebody's method does."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+
+class TestOneListForSeveralTrainers:
+    """Lightning appends to the list that it is given, so the next Trainer finds our callback in it."""
+
+    @pytest.fixture(autouse=True)
+    def _switched_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOTCOMPILE", "force")
+        monkeypatch.setenv("HOTCOMPILE_THRESHOLD", "1000")
+
+    def test_a_second_trainer_can_be_built(self) -> None:
+        callbacks: list[Any] = [pl.Callback()]
+        for _ in range(3):
+            assert make_trainer(callbacks).callbacks  # type: ignore[attr-defined]
+
+    def test_the_second_trainer_is_watched_by_one_callback(self) -> None:
+        callbacks: list[Any] = [pl.Callback()]
+        for _ in range(2):
+            trainer = make_trainer(callbacks, max_epochs=1)
+            trainer.fit(seeded(Net), loader())
+        found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        phases = [c.report.phase for c in found if isinstance(c, HotCompile)]
+        assert sorted(phases) == ["declined", "observing"]
+
+
+class WrapsItsOptimizer(Net):
+    """Counts the steps of its optimizer by a wrapper on the instance."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        self.counting = Counting(optimizer.step)
+        vars(optimizer)["step"] = self.counting
+        return optimizer
+
+
+class TestOptimizerWrappedByTheUser:
+    def test_a_wrapper_on_the_instance_still_runs_at_each_step(self) -> None:
+        plain, model = seeded(WrapsItsOptimizer), seeded(WrapsItsOptimizer)
+        fit(plain)
+        fit(model, [hot(scope="step")])
+        assert_same(plain, model)
+        assert model.counting.calls == plain.counting.calls == 48
+
+    def test_a_wrapper_on_the_class_still_runs_at_each_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[int] = []
+        original = torch.optim.SGD.step
+
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(torch.optim.SGD, "step", step)
+
+        class WithSGD(Net):
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.05)
+
+        fit(seeded(WithSGD), [hot(scope="step")])
+        assert len(calls) == 48
+
+    @pytest.mark.parametrize("what", ["step", "training_step"])
+    def test_what_was_put_around_ours_in_mid_run_is_still_there_afterwards(self, what: str) -> None:
+        placed: list[tuple[Any, Counting]] = []
+
+        class Instruments(pl.Callback):
+            def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+                if trainer.global_step == 20:
+                    owner = trainer.optimizers[0] if what == "step" else pl_module
+                    placed.append((owner, Counting(getattr(owner, what))))
+                    vars(owner)[what] = placed[0][1]
+
+        callback = hot(scope="step")
+        fit(seeded(Net), [callback, Instruments()])
+        assert callback.report.phase == "steady"
+        ((owner, counting),) = placed
+        assert counting.calls == 28
+        assert vars(owner).get(what) is counting
+
+
+class CountsResets(Net):
+    """Counts how often its metric is reset, and looks at the count within the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+        self.mean.reset = Counting(self.mean.reset)  # type: ignore[method-assign]
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.mean(loss.detach())
+        self.seen.append(self.mean.reset.calls)  # type: ignore[attr-defined]
+        self.log("mean", self.mean)
+        return loss
+
+
+class ReadsItsLogs(Net):
+    """Reads back within the step what it has just logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differences: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        self.differences.append(float(self.trainer.callback_metrics["loss"]) - float(loss.detach()))
+        return loss
+
+
+class TestInsideOfTheStep:
+    def test_attributes_of_a_callable_on_a_metric_are_its_own(self) -> None:
+        plain, model = seeded(CountsResets), seeded(CountsResets)
+        fit(plain)
+        fit(model, [hot()])
+        assert_same(plain, model)
+        assert model.seen == plain.seen
+
+    def test_what_was_logged_can_be_read_back_at_once(self) -> None:
+        model = seeded(ReadsItsLogs)
+        fit(model, [hot()])
+        assert model.differences == [0.0] * 48

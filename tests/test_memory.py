@@ -1,0 +1,172 @@
+"""A second run uses what the first one has learned."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hotcompile import HotCompile
+from lightning_hotcompile.plan import forecast
+from lightning_hotcompile.store.store import Store
+from tests.hot import assert_same
+from tests.models import Net, fit, seeded
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo_and_cheap_compiles(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(forecast, "BASE_COMPILE_S", 1e-6)
+    monkeypatch.setattr(forecast, "SECONDS_PER_REGION", dict.fromkeys(forecast.SECONDS_PER_REGION, 1e-6))
+    monkeypatch.setattr(Store, "compile_samples", lambda self: ())
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def learning(folder: Path, **options: Any) -> HotCompile:
+    settings: dict[str, Any] = {"threshold": 5, "backend": "aot_eager", "min_speedup": 0.0}
+    return HotCompile(store=str(folder), on_error="raise", **{**settings, **options})
+
+
+def flipped_at(callback: HotCompile) -> int | None:
+    return next((e["step"] for e in callback.report.events if e["kind"] == "compiling"), None)
+
+
+@pytest.mark.parametrize(("scope", "first", "second"), [("step", 5, 1), ("regions", 6, 2)])
+def test_a_plan_that_was_good_flips_at_once_in_the_next_run(
+    tmp_path: Path, scope: str, first: int, second: int
+) -> None:
+    one, two = learning(tmp_path / "s", scope=scope), learning(tmp_path / "s", scope=scope)
+    plain, model = seeded(Net), seeded(Net)
+    fit(seeded(Net), [one], max_epochs=6)
+    assert one.report.phase == "steady"
+    fit(plain, max_epochs=6)
+    # What the first run measured stays: its compiling took longer than these small steps can save.
+    profile = next(iter(Store(tmp_path / "s")._records.profiles()))
+    assert profile.is_file()
+    _forget_costs(tmp_path / "s")
+    fit(model, [two], max_epochs=6)
+    assert (flipped_at(one), flipped_at(two)) == (first, second)
+    assert_same(plain, model)
+
+
+def _forget_costs(folder: Path) -> None:
+    """So that the forecast of the second run is about the verdict and not about these seconds."""
+    from dataclasses import replace
+
+    from lightning_hotcompile.store.profiles import Profile
+
+    for path in Store(folder)._records.profiles():
+        known = Profile.from_bytes(path.read_bytes())
+        cheap = replace(
+            known, compile_s=1e-6, warm_compile_s=1e-6, speedup=2.0, speedup_low=1.9, speedup_high=2.1
+        )
+        path.write_bytes(cheap.to_bytes())
+
+
+def test_a_plan_that_was_too_slow_is_declined_at_once_in_the_next_run(tmp_path: Path) -> None:
+    one, two = learning(tmp_path / "s", min_speedup=50.0), learning(tmp_path / "s", min_speedup=50.0)
+    fit(seeded(Net), [one], max_epochs=6)
+    assert one.report.phase == "reverted"
+    fit(seeded(Net), [two], max_epochs=1)
+    assert two.report.phase == "declined"
+    assert "an earlier run (" in two.report.reason
+    assert "below min_speedup=50" in two.report.reason
+    assert flipped_at(two) is None
+    declined = next(e for e in two.report.events if e["kind"] == "declined")
+    assert declined["step"] == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"scope": "regions"}, {"backend": "eager"}, {"dynamic": False}, {"compile_optimizer": False}],
+    ids=str,
+)
+def test_another_plan_or_backend_is_not_known(tmp_path: Path, other: dict[str, Any]) -> None:
+    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=6)
+    callback = learning(tmp_path / "s", min_speedup=50.0, **other)
+    fit(seeded(Net), [callback], max_epochs=1)
+    assert "an earlier run" not in callback.report.reason
+    assert flipped_at(callback) is not None
+
+
+def test_another_model_is_not_known(tmp_path: Path) -> None:
+    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=6)
+    callback = learning(tmp_path / "s", min_speedup=50.0)
+    fit(seeded(Net, width=24), [callback], max_epochs=1)
+    assert "an earlier run" not in callback.report.reason
+    assert flipped_at(callback) is not None
+
+
+def test_what_compiling_cost_is_the_next_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = learning(tmp_path / "s", scope="step")
+    fit(seeded(Net), [one], max_epochs=6)
+    monkeypatch.undo()
+    (sample,) = Store(tmp_path / "s").compile_samples()
+    assert sample.seconds == pytest.approx(one.report.compile_s)
+    assert sample.kinds == ("step", "optimizer")
+    assert not sample.warm
+    two = learning(tmp_path / "s", scope="step")
+    fit(seeded(Net, width=24), [two], max_epochs=1)
+    assert f"costs about {sample.seconds:.0f} s" in two.report.decision
+
+
+def test_a_failure_is_tried_again(tmp_path: Path) -> None:
+    def broken(graph: Any, inputs: Any, **_: Any) -> Any:
+        raise RuntimeError("no compiler yet")
+
+    one = HotCompile(threshold=3, backend=broken, store=str(tmp_path / "s"))
+    fit(seeded(Net), [one])
+    assert one.report.phase == "reverted"
+    two = HotCompile(threshold=3, backend=broken, store=str(tmp_path / "s"))
+    fit(seeded(Net), [two])
+    assert two.report.phase == "reverted"
+
+
+@pytest.mark.parametrize("options", [{"store": None}, {"cost_gate": False}], ids=str)
+def test_without_store_or_forecast_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("HOTCOMPILE_STORE", str(tmp_path / "s"))
+    fit(seeded(Net), [HotCompile(threshold=3, backend="aot_eager", min_speedup=0.0, **options)], max_epochs=6)
+    folder = tmp_path / "s"
+    assert not folder.exists() or not list(Store(folder)._records.profiles())
+
+
+def test_a_store_that_cannot_be_used_is_a_warning_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("a file")
+    callback = learning(tmp_path / "s")
+    with pytest.warns(UserWarning, match="remembers nothing"):
+        fit(seeded(Net), [callback], max_epochs=6)
+    assert callback.report.phase == "steady"
+
+
+def test_a_damaged_profile_is_a_warning_and_is_written_again(tmp_path: Path) -> None:
+    fit(seeded(Net), [learning(tmp_path / "s")], max_epochs=6)
+    (path,) = Store(tmp_path / "s")._records.profiles()
+    path.write_bytes(b"\x80 not a profile")
+    with pytest.warns(UserWarning, match=path.name):
+        fit(seeded(Net), [learning(tmp_path / "s")], max_epochs=6)
+    assert path.read_bytes().startswith(b"{")
+
+
+def test_copies_in_mid_run_have_no_store_open(tmp_path: Path) -> None:
+    import lightning.pytorch as pl
+
+    copies: list[HotCompile] = []
+
+    class Copies(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 10:
+                copies.extend([copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))])
+
+    callback = learning(tmp_path / "s")
+    fit(seeded(Net), [callback, Copies()], max_epochs=2)
+    for clone in copies:
+        assert clone.report.steps == 10
+        assert clone.config == callback.config
+        fit(seeded(Net), [clone], max_epochs=2)
