@@ -67,6 +67,7 @@ class HotCompile(EvaluationHooks):
         max_flips: int = 3,
         max_signatures: int = 4,
         compile_timeout: float | None = 600.0,
+        prewarm: bool | str = "auto",
         store: str | None = "auto",
         on_error: str = "eager",
         log_prefix: str = "hotcompile",
@@ -94,6 +95,7 @@ class HotCompile(EvaluationHooks):
             max_flips=max_flips,
             max_signatures=max_signatures,
             compile_timeout=compile_timeout,
+            prewarm=prewarm,
             store=store,
             on_error=on_error,
             log_prefix=log_prefix,
@@ -244,7 +246,7 @@ class HotCompile(EvaluationHooks):
             stage=stage,
             events=self._events,
             metrics=self._metrics,
-            store=self._store.begin(),
+            store=self._store,
         )
 
     def _plan(

@@ -110,6 +110,10 @@ class HotCompileConfig:
     compile_timeout: float | None = 600.0
     """Seconds that the backend may take for one graph; then its region stays eager. ``None`` = no limit."""
 
+    prewarm: bool | str = "auto"
+    """Let a child process fill the compiler's cache while training goes on; ``"auto"`` = if a core is
+    spare or there is an accelerator."""
+
     store: str | None = "auto"
     """Folder for what later runs can use: verdicts and compiled code. ``"auto"`` = the user's cache
     folder, ``None`` = no memory between runs."""
@@ -136,6 +140,7 @@ class HotCompileConfig:
         _one_of("mode", self.mode, (None, *MODES))
         _one_of("dynamic", self.dynamic, ("auto", True, False, None))
         _one_of("compile_optimizer", self.compile_optimizer, ("auto", True, False))
+        _one_of("prewarm", self.prewarm, ("auto", True, False))
         _one_of("random", self.random, ("eager", "backend"))
         _one_of("parity", self.parity, ("auto", "off", "warn", "raise"))
         _one_of("on_error", self.on_error, ("eager", "raise"))

@@ -102,10 +102,10 @@ class EvaluationHooks(Callback):
         run = self._runs.get(stage)
         if run is not None:
             run.guarded(lambda session: session.before_step(batch, batch_idx, dataloader_idx))
-            run.log_what_is_new()
+            run.guarded(lambda _: run.log_what_is_new())
 
     def _after_step(self, stage: str) -> None:
         run = self._runs.get(stage)
         if run is not None:
             run.guarded(Session.after_step)
-            run.log_step_time()
+            run.guarded(lambda _: run.log_step_time())

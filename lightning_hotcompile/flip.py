@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,7 @@ from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
+from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder
 
 
@@ -54,7 +56,10 @@ class Flip:
         self._runs_before = 0
         self.batch = BatchInStep(module)
         self._captured = NOTHING_VARIES
-        self.installation = Installation(plan, module, config, trainer.optimizers)
+        self._config = config
+        self._new_installation = functools.partial(Installation, plan, module, config, trainer.optimizers)
+        self.installation = self._new_installation()
+        self.prewarm: PrewarmRun | None = None
 
     @property
     def in_place(self) -> bool:
@@ -75,6 +80,25 @@ class Flip:
         """Take the recording hooks off, whatever happened to the step; what was captured is kept."""
         if self._inputs is not None:
             self._inputs.remove()
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether the step that runs shows a child process what to compile."""
+        return self.prewarm is not None and self.prewarm.is_tracing
+
+    def begin_prewarm(self, device: str) -> None:
+        """Start a child process that compiles what the step that is about to run will show."""
+        config, captures = self._config, self._inputs.captures if self._inputs is not None else {}
+        self._inputs = None
+        self.prewarm = PrewarmRun(
+            self._new_installation(),
+            mode=config.mode,
+            options=config.options,
+            random=config.random,
+            limit_s=config.compile_timeout,
+            device=device,
+        )
+        self.prewarm.begin(captures)
 
     def install(self) -> None:
         """Put the plan in place and warm up what was captured."""
@@ -97,6 +121,8 @@ class Flip:
         self.end_capture()
         self._inputs = None
         self._paused = False
+        if self.prewarm is not None:
+            self.prewarm.cancel()
         if self.in_place:
             self.installation.take_out()
 
@@ -128,6 +154,8 @@ class Flip:
         """A step ended: whether compiled code ran in it, wherever there is any; whether any was compiled."""
         self._let_batch_go()
         self.installation.gate.close()
+        if self.prewarm is not None:
+            self.prewarm.end_step()
         witness = self.installation.witness
         ran = witness.total_runs > self._runs_before and not self.installation.is_lost_anywhere
         new_graphs = len(witness.graphs) > self._graphs_told
@@ -186,6 +214,8 @@ class Flip:
         self._let_batch_go()
         with contextlib.suppress(Exception):
             self.installation.gate.close()
+            if self.prewarm is not None:
+                self.prewarm.end_step()
         self.end_capture()
 
 

@@ -13,7 +13,9 @@ from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.stages import remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, why_not
 from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.trainer_facts import device_type
 
 SETTLING_LOOKS = (10, 20, 40)
 """After so many pairs of eager and compiled units the ratio is looked at."""
@@ -64,6 +66,7 @@ class Judge:
         return Facts(
             hot=hot,
             decision=self._decide(track) if hot and undecided else None,
+            prewarm=self._prewarm(track) if hot or track.phase is Phase.PREWARMING else "off",
             needs_capture=self._config.threshold > 0 and not self._flip.in_place and self._flip.needs_capture,
             installed=self._flip.in_place,
             compiled_steps=track.compiled_steps,
@@ -74,6 +77,22 @@ class Judge:
             min_speedup=self._config.min_speedup,
             max_flips=self._config.max_flips,
         )
+
+    def _prewarm(self, track: Track) -> str:
+        if track.phase not in (Phase.OBSERVING, Phase.PREWARMING) or self._flip.in_place:
+            return "off"
+        if self._flip.prewarm is not None:
+            return "over" if self._flip.prewarm.is_over() else "running"
+        return "off" if self.why_no_prewarm() else "wanted"
+
+    def why_no_prewarm(self) -> str | None:
+        """Why no child process fills the compiler's cache first, or ``None``."""
+        if self._config.threshold == 0:
+            return "threshold=0 compiles before the first step"
+        if self._trainer.world_size > 1:
+            return "several ranks compile together"
+        around = Surroundings.here(accelerator=device_type(self._trainer.lightning_module) != "cpu")
+        return why_not(self._config.prewarm, self._config.backend, around)
 
     def _is_time_to_look(self, track: Track) -> bool:
         """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""

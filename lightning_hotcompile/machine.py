@@ -13,6 +13,7 @@ class Phase(str, enum.Enum):
     """Where one step signature stands."""
 
     OBSERVING = "observing"
+    PREWARMING = "prewarming"
     FLIPPING = "flipping"
     SETTLING = "settling"
     STEADY = "steady"
@@ -33,6 +34,7 @@ class Action(enum.Enum):
 
     NONE = "none"
     CAPTURE = "capture"
+    PREWARM = "prewarm"
     INSTALL = "install"
     TAKE_OUT = "take out"
 
@@ -41,12 +43,16 @@ class Action(enum.Enum):
 class Facts:
     """What is known at the start of a step.
 
+    ``prewarm`` is ``off``, ``wanted``, ``running`` or ``over``: whether a child process fills the compiler's
+    cache first.
+
     ``failure`` says why compiled code cannot be used any longer; ``retry`` whether another attempt
     could succeed. ``compiled_steps`` counts steps in which compiled code ran since the flip.
     """
 
     hot: bool = False
     decision: Decision | None = None
+    prewarm: str = "off"
     needs_capture: bool = False
     installed: bool = False
     compiled_steps: int = 0
@@ -79,8 +85,8 @@ class Transition:
 def advance(state: State, facts: Facts) -> Transition:
     """The next state of one step signature.
 
-    ``observing -> flipping -> settling -> steady``, and ``declined`` or ``reverted`` from any of
-    them. A state that stays is returned unchanged.
+    ``observing -> (prewarming) -> flipping -> settling -> steady``, and ``declined`` or ``reverted``
+    from any of them. A state that stays is returned unchanged.
     """
     return _RULES[state.phase](state, facts)
 
@@ -90,7 +96,18 @@ def _observing(state: State, facts: Facts) -> Transition:
         return Transition(state)
     if not facts.decision.go:
         return Transition(_to(state, Phase.DECLINED, facts.decision.reason))
+    if facts.prewarm == "wanted":
+        prewarming = _to(state, Phase.PREWARMING, facts.decision.reason)
+        return Transition(prewarming, Action.CAPTURE if facts.needs_capture else Action.PREWARM)
     return _begin_flip(state, facts, facts.decision.reason)
+
+
+def _prewarming(state: State, facts: Facts) -> Transition:
+    if facts.prewarm == "wanted":
+        return Transition(state, Action.PREWARM)
+    if facts.prewarm == "running":
+        return Transition(state)
+    return _begin_flip(state, facts, state.reason)
 
 
 def _begin_flip(state: State, facts: Facts, reason: str) -> Transition:
@@ -163,6 +180,7 @@ def _to(state: State, phase: Phase, reason: str) -> State:
 
 _RULES = {
     Phase.OBSERVING: _observing,
+    Phase.PREWARMING: _prewarming,
     Phase.FLIPPING: _flipping,
     Phase.SETTLING: _settling,
     Phase.STEADY: _steady,

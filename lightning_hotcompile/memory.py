@@ -40,9 +40,12 @@ class StoreInUse:
         """Open it; a second call gives what is open. A folder that cannot be used means no memory."""
         if self.store is None and self._setting is not None:
             self.store = open_store(self._setting)
-            if self.store is not None and self._backend == "inductor":
-                self._cache = self.store.use_compiler_cache().start()
         return self.store
+
+    def begin_compiling(self) -> None:
+        """Point the compiler at the cache; not before it is needed, since that imports the compiler."""
+        if self._cache is None and self.store is not None and self._backend == "inductor":
+            self._cache = self.store.use_compiler_cache().start()
 
     def end(self) -> None:
         """Give the compiler back its own folder, and keep ours within bounds; a second call does nothing."""
@@ -62,27 +65,29 @@ class Memory:
     """The store, asked about one plan in one stage. Without a store, or a forecast, it knows nothing.
 
     Args:
-        store: of this user; ``None`` for no memory.
+        in_use: the store of this user, and the compiler's cache in it.
         plan: what is compiled.
         config: the callback's options; those that change what is compiled are part of the key.
         stage: ``train`` or another stage of the Trainer.
     """
 
-    def __init__(self, store: Store | None, plan: CompilePlan, config: HotCompileConfig, stage: str) -> None:
-        self._store = store if config.cost_gate else None
+    def __init__(self, in_use: StoreInUse, plan: CompilePlan, config: HotCompileConfig, stage: str) -> None:
+        self.begin_compiling = in_use.begin_compiling
+        self._store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
+        self._has_memory = config.cost_gate
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
-        self._known: dict[str, Profile | None] = {}
+        self._known: dict[StepSignature, Profile | None] = {}
         self._history: list[tuple[tuple[str, ...], float]] | None = None
 
     def of(self, signature: StepSignature) -> Profile | None:
         """What is known about steps of this signature; the disk is asked once for each."""
-        if self._store is None:
+        if self._store is None or not self._has_memory:
             return None
-        digest = signature.digest
-        if digest not in self._known:
-            self._known[digest] = self._store.find(self._store.key(plan=self._key, signature=digest))
-        return self._known[digest]
+        if signature not in self._known:
+            key = self._store.key(plan=self._key, signature=signature.digest)
+            self._known[signature] = self._store.find(key)
+        return self._known[signature]
 
     def expectation(self, kinds: tuple[str, ...], known: Profile | None) -> Expectation:
         """Cost and gain of compiling regions of these kinds: as measured before, else as assumed."""
@@ -100,7 +105,7 @@ class Memory:
     def learn(self, signature: StepSignature, report: Report) -> None:
         """Keep the verdict of a run that has ended, and what its compiling cost."""
         verdict = self._verdict(report)
-        if self._store is None or verdict is None:
+        if self._store is None or verdict is None or not self._has_memory:
             return
         self._store.remember(self._profile(signature, report, verdict))
         if report.compile_s > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_hotcompile.plan.planner import CompilePlan
@@ -70,7 +70,12 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         overhead_us=ledger.own_us,
         wait_share=ledger.wait_share,
         phases=ledger.phases(),
-        notes=(*notes, *session.plan.notes, *_unproven_notes(proofs), *_recorded_note(session)),
+        notes=(
+            *notes,
+            *session.plan.notes,
+            *_unproven_notes(proofs),
+            *_notes_of(session),
+        ),
         versions=versions(),
         events=tuple(event_to_dict(e) for e in events),
     )
@@ -140,12 +145,21 @@ def _parity_text(graphs: Sequence[Graph]) -> str:
 
 def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
     return [
-        f"region {p.region.name} did not run compiled: {p.error or 'it was never called through its module'}"
+        f"region {p.region.name} did not run compiled: {p.error or _never_called(p)}"
         for p in proofs
         if not p.proven
     ]
 
 
-def _recorded_note(session: Session) -> list[str]:
-    graph = session.watch.op_graph
-    return [] if graph is None else [f"one step runs {graph.n_ops} operations: {graph.sequence_text(10)}"]
+def _never_called(proof: Proof) -> str:
+    if proof.region.kind == "optimizer":
+        return "the optimizer made no step while it was in place"
+    return "it was never called through its module"
+
+
+def _notes_of(session: Session) -> Iterator[str]:
+    prewarm, graph = session.flip.prewarm, session.watch.op_graph
+    if prewarm is not None:
+        yield prewarm.in_words()
+    if graph is not None:
+        yield f"one step runs {graph.n_ops} operations: {graph.sequence_text(10)}"

@@ -58,6 +58,7 @@ class Session:
         config = replace(config, compile_timeout=ranks.within_timeout(config.compile_timeout))
         self._trainer = trainer
         self._stage = stage
+        self._memory = memory
         self._now = now
         self.plan = plan
         self.ledger = Ledger()
@@ -94,6 +95,8 @@ class Session:
         if track.phase is Phase.SETTLING:
             record.pairs = track.pairs
             record.disturbed = lane is Lane.COMPILE  # may compile, and is looked at for NaN
+        if self.flip.is_tracing:
+            record.disturbed = record.stalled = True
         self._current = (track, record, lane)
         self.flip.open(lane, armed=track.phase is not Phase.SETTLING or lane is Lane.COMPILE)
         self.watch.begin_recording(track, record)
@@ -112,7 +115,7 @@ class Session:
         self.steps += 1
         record.ends_unit = ends_unit(self._trainer, self._stage)
         ran, new_graphs = self.flip.close()
-        record.stalled = new_graphs
+        record.stalled |= new_graphs
         record.compiled = lane is not Lane.EAGER and ran
         record.disturbed |= new_graphs or (lane is not Lane.EAGER and not ran)
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
@@ -228,7 +231,7 @@ class Session:
         before, track.state = track.state, transition.state
         if transition.action is Action.INSTALL and self._together.several:
             self._together.begin_compile()
-        if transition.action in (Action.CAPTURE, Action.INSTALL) and before.phase is not Phase.FLIPPING:
+        if track.phase is Phase.FLIPPING and before.phase is not Phase.FLIPPING:
             track.began_flip()
             self.ledger.pairs = track.pairs
             self.story.planned(self.plan.scope, self.plan.reason, len(self.plan.regions), str(self.plan))
@@ -236,8 +239,12 @@ class Session:
             self.story.measured(facts.ratio)
         if before.phase is not track.phase:
             self.story.entered(str(track.phase), track.state.reason)
+        if transition.action in (Action.PREWARM, Action.INSTALL):
+            self._memory.begin_compiling()
         if transition.action is Action.CAPTURE:
             self.flip.begin_capture()
+        elif transition.action is Action.PREWARM:
+            self.flip.begin_prewarm(trainer_facts.device_type(self._trainer.lightning_module))
         elif transition.action is Action.INSTALL:
             self.flip.install()
         elif transition.action is Action.TAKE_OUT:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.machine import State
-from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.memory import Memory, StoreInUse
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
@@ -23,7 +23,6 @@ from lightning_hotcompile.receipt.report import Report, headline
 from lightning_hotcompile.reporting import build_report, scalars
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stages import TRAIN, ends_unit
-from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.witness import first_line
 
 _log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class StageRun:
         stage: str,
         events: EventLog,
         metrics: LoggerMetrics,
-        store: Store | None = None,
+        store: StoreInUse,
     ) -> None:
         self.stage = stage
         self._trainer = trainer

@@ -38,6 +38,7 @@ EVERY_OPTION: dict[str, Any] = {
     "random": "backend",
     "stages": ["train", "validate"],
     "compile_timeout": 30.0,
+    "prewarm": False,
     "store": None,
     "compile_optimizer": True,
     "max_flips": 2,

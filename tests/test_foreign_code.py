@@ -7,6 +7,7 @@ that was not written for it.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
+from torch._dynamo.variables.tensor import TensorVariable
 
 from lightning_hotcompile import HotCompile
 from tests.hot import assert_same, hot
@@ -153,3 +155,73 @@ class TestInsideOfTheStep:
         model = seeded(ReadsItsLogs)
         fit(model, [hot()])
         assert model.differences == [0.0] * 48
+
+
+MADE: list[int] = []
+
+
+@functools.cache
+def random_offset(width: int) -> torch.Tensor:
+    """Drawn once, and the same in each step from then on."""
+    MADE.append(width)
+    return torch.randn(width)
+
+
+class DrawsOnce(Net):
+    """Adds what a function with a cache has drawn in the first step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x + random_offset(8)), y)
+
+
+class DrawsOnceItself(Net):
+    """The same with the cache on a method."""
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def offset(self, width: int) -> torch.Tensor:
+        MADE.append(width)
+        return torch.randn(width)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x + self.offset(8)), y)
+
+
+class TestFunctionsWithACache:
+    @pytest.mark.parametrize("kind", [DrawsOnce, DrawsOnceItself])
+    def test_what_was_made_once_stays(self, kind: type[Net]) -> None:
+        results, states = [], []
+        for callbacks in ([], [hot(scope="step")]):
+            random_offset.cache_clear()
+            MADE.clear()
+            model = seeded(kind)
+            fit(model, callbacks)
+            results.append(model)
+            states.append((len(MADE), torch.get_rng_state().tolist()))
+        assert_same(*results)
+        assert states[0] == states[1]
+
+
+class AsksTheClock(Net):
+    """Calls what Dynamo cannot trace, and reads a number back."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.since = time.perf_counter()
+        loss = self.loss(batch)
+        self.last = loss.item()
+        return loss
+
+
+class TestConsole:
+    def test_the_compiler_warns_of_nothing(
+        self, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        TensorVariable._warn_capture_scalar_outputs.cache_clear()  # said once a process
+        torch._dynamo.reset()
+        callback = hot(scope="step", on_error="eager")
+        fit(seeded(AsksTheClock), [callback])
+        assert callback.report.graph_breaks
+        told = [w.filename for w in recwarn if "_dynamo" in w.filename]
+        told += [r.getMessage() for r in caplog.records if r.name.startswith("torch._dynamo")]
+        assert told == []

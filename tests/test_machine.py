@@ -13,10 +13,12 @@ from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.watch.stats import Ratio
 
 GO = Decision(go=True, reason="worth it")
+WAIT = Decision(go=False, wait=True, reason="not yet")
 NO_GO = Decision(go=False, reason="not worth it: 50 steps are left")
 
 ALLOWED = {
-    Phase.OBSERVING: {Phase.FLIPPING, Phase.DECLINED},
+    Phase.OBSERVING: {Phase.PREWARMING, Phase.FLIPPING, Phase.DECLINED},
+    Phase.PREWARMING: {Phase.FLIPPING},
     Phase.FLIPPING: {Phase.SETTLING, Phase.REVERTED},
     Phase.SETTLING: {Phase.STEADY, Phase.REVERTED},
     Phase.STEADY: {Phase.REVERTED},
@@ -44,6 +46,9 @@ STAYS: list[tuple[str, State, Facts, Action]] = [
     ("not hot", state(Phase.OBSERVING), Facts(decision=GO), Action.NONE),
     ("hot, undecided", state(Phase.OBSERVING), Facts(hot=True), Action.NONE),
     ("nothing is known", state(Phase.OBSERVING), Facts(), Action.NONE),
+    ("it waits", state(Phase.OBSERVING), Facts(hot=True, decision=WAIT), Action.NONE),
+    ("captured, to be prewarmed", state(Phase.PREWARMING), Facts(prewarm="wanted"), Action.PREWARM),
+    ("the child runs", state(Phase.PREWARMING), Facts(prewarm="running"), Action.NONE),
     ("not installed", state(Phase.FLIPPING, flips=1), Facts(), Action.INSTALL),
     ("installed, has not run", state(Phase.FLIPPING, flips=1), Facts(installed=True), Action.NONE),
     ("too few pairs", state(Phase.SETTLING, flips=1), Facts(installed=True, compiled_steps=9), Action.NONE),
@@ -69,6 +74,22 @@ def test_a_state_that_stays_is_returned_unchanged(before: State, facts: Facts, a
 
 
 MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
+    (
+        "prewarm first",
+        state(Phase.OBSERVING),
+        Facts(hot=True, decision=GO, prewarm="wanted"),
+        Phase.PREWARMING,
+        Action.PREWARM,
+        "worth it",
+    ),
+    (
+        "prewarmed",
+        state(Phase.PREWARMING),
+        Facts(prewarm="over"),
+        Phase.FLIPPING,
+        Action.INSTALL,
+        "before",
+    ),
     (
         "declined",
         state(Phase.OBSERVING),
@@ -264,7 +285,8 @@ def test_max_flips_bounds_the_attempts() -> None:
 def any_facts(rng: random.Random) -> Facts:
     return Facts(
         hot=rng.random() < 0.6,
-        decision=rng.choice([None, GO, GO, NO_GO]),
+        decision=rng.choice([None, GO, GO, NO_GO, WAIT]),
+        prewarm=rng.choice(["off", "wanted", "running", "over"]),
         needs_capture=rng.random() < 0.5,
         installed=rng.random() < 0.5,
         compiled_steps=rng.choice([0, 1, 5]),
@@ -280,14 +302,17 @@ def check(before: State, facts: Facts, transition: Transition) -> None:
     after, action = transition.state, transition.action
     if after.phase is before.phase:
         assert after is before
-        assert action in (Action.NONE, Action.INSTALL)
-        assert action is Action.NONE or before.phase is Phase.FLIPPING
+        allowed = {Phase.FLIPPING: Action.INSTALL, Phase.PREWARMING: Action.PREWARM}
+        assert action in (Action.NONE, allowed.get(before.phase))
         return
     assert after.phase in ALLOWED[before.phase]
     assert after.reason
     assert after.flips == before.flips + (after.phase is Phase.FLIPPING)
     assert (action is Action.TAKE_OUT) == (before.phase.uses_compiled_code and after.phase is Phase.REVERTED)
-    assert (action in (Action.CAPTURE, Action.INSTALL)) == (after.phase is Phase.FLIPPING)
+    assert (action is Action.INSTALL) <= (after.phase is Phase.FLIPPING)
+    assert (action is Action.CAPTURE) <= (after.phase in (Phase.PREWARMING, Phase.FLIPPING))
+    assert (action is Action.PREWARM) <= (after.phase is Phase.PREWARMING)
+    assert (action is Action.NONE) <= (after.phase not in (Phase.PREWARMING, Phase.FLIPPING))
 
 
 @pytest.mark.parametrize("seed", range(20))

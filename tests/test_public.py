@@ -78,6 +78,7 @@ OTHER_VALUES: dict[str, Any] = {
     "random": "backend",
     "stages": ("validate",),
     "compile_timeout": 10.0,
+    "prewarm": False,
     "store": "a/folder",
     "compile_optimizer": True,
     "max_flips": 1,

@@ -64,7 +64,7 @@ PRIVATE_TORCH = {
     # The backends behind Dynamo.
     "swap.compilers": None,
     # Where Inductor keeps its files; it has no option for the precompiled headers.
-    "store.inductor_paths": {
+    "swap.inductor_paths": {
         "torch._inductor",
         "_HEADER_DIR",
         "_HEADER_LOCK_DIR",
@@ -77,8 +77,8 @@ PRIVATE_TORCH = {
     "watch.opgraph": None,
     "watch.tensor_identity": None,
     # What a compile in another process needs to have the same key in the caches.
-    "swap.graphfile": None,
-    "swap.compile_state": {"torch._functorch", "torch._inductor"},
+    "swap.prewarm.graphfile": None,
+    "swap.prewarm.compile_state": {"torch._functorch", "torch._inductor"},
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.dynamic_dims": {"_dynamo"},

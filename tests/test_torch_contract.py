@@ -24,8 +24,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hotcompile.swap import compilers, dynamo
-from lightning_hotcompile.swap.captured import copy_of
 from lightning_hotcompile.swap.installer import call_module
+from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
@@ -535,3 +535,34 @@ class TestHooks:
         compiled = dynamo.compile_isolated(call_module, counter, dynamic=None, fullgraph=False)
         compiled(first, x)
         assert compiled(second, x).abs().sum() != 0
+
+
+class TestFunctionsWithACache:
+    """Dynamo looks past ``functools.cache``; it says so through ``warn_once``, which we stand in for."""
+
+    def test_dynamo_says_so_through_a_function_that_can_be_replaced(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[str] = []
+        monkeypatch.setattr(torch._dynamo.utils, "warn_once", lambda msg, *_, **__: told.append(msg))
+
+        @functools.cache
+        def made_once() -> torch.Tensor:
+            return torch.ones(2)
+
+        torch.compile(lambda x: x + made_once(), backend="eager")(torch.zeros(2))
+        assert any("functools.lru_cache" in message for message in told)
+
+    def test_a_break_in_its_place_calls_the_real_function(self) -> None:
+        calls: list[int] = []
+
+        @functools.cache
+        def made_once() -> torch.Tensor:
+            calls.append(1)
+            return torch.randn(2)
+
+        step = torch.compile(lambda x: x + made_once(), backend="eager")
+        with dynamo.compiling_allowed(suppress_errors=False):
+            first, second = step(torch.zeros(2)), step(torch.zeros(2))
+        assert torch.equal(first, second)
+        assert len(calls) == 1

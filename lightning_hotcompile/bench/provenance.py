@@ -24,12 +24,12 @@ def setting(threads: int = 0) -> dict[str, Any]:
     if threads:
         machine = dataclasses.replace(machine, threads=threads)
     package = {"lightning_hotcompile": version("lightning-hotcompile")}
-    return {"machine": str(machine), "versions": {**versions(), **package}}
+    return {"machine": str(machine), "versions": {**versions(), **package}, "commit": commit()}
 
 
 def origin(command: str) -> dict[str, Any]:
     """How and when numbers were made."""
-    return {"command": command, "date": utc_now(), "commit": commit()}
+    return {"command": command, "date": utc_now()}
 
 
 def commit(folder: Path = Path(lightning_hotcompile.__file__).parent) -> str | None:

@@ -159,5 +159,5 @@ def picture(cells: Sequence[Cell]) -> Figure:
         panel.set_yticks(range(len(cases)), cases)
         panel.grid(axis="y", alpha=0.3)
     panels[0].invert_yaxis()
-    panels[-1].legend(fontsize="small")
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     return figure

@@ -16,11 +16,17 @@ from lightning.pytorch.loggers import Logger
 from lightning_hotcompile.errors import HotCompileWarning
 
 PHASE_NUMBER: Mapping[str, int] = types.MappingProxyType(
-    {"reverted": -2, "declined": -1, "observing": 0, "flipping": 2, "settling": 3, "steady": 4}
+    {
+        "reverted": -2,
+        "declined": -1,
+        "observing": 0,
+        "prewarming": 1,
+        "flipping": 2,
+        "settling": 3,
+        "steady": 4,
+    }
 )
 """Phases as numbers for the scalar ``phase``: upwards is progress, below 0 training is eager for good.
-
-1 is kept for a phase between observing and flipping, so that old curves keep their meaning.
 """
 
 PROGRESS_BAR_NAME = "hotcompile"
@@ -150,7 +156,7 @@ def lightning_step(trainer: pl.Trainer) -> int:
 
 
 def _write_metrics(logger: Logger, metrics: Mapping[str, float], step: int) -> None:
-    logger.log_metrics(dict(metrics), step=step)
+    logger.log_metrics(metrics=dict(metrics), step=step)  # as Lightning calls it
     logger.save()
 
 

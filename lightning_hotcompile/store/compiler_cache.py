@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from lightning_hotcompile.store import inductor_paths
+from lightning_hotcompile.swap import inductor_paths
 
 LEAST_FREE_BYTES = 1 << 30
 _MOST_ARMED = 50_000

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._dynamo.utils as dynamo_utils
 import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch import Tensor
@@ -31,6 +32,10 @@ _log = logging.getLogger(__name__)
 
 CompiledFn = Callable[..., Any]
 
+# Before it was renamed, the function of this name took a message only.
+_break_the_graph: Callable[..., Any] = getattr(
+    torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
+)
 _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 CompilerError: tuple[type[Exception], ...] = (
@@ -92,9 +97,10 @@ def compiling_allowed(
     (``self.steps += 1``) become symbols once they change, where each new value would be a recompile.
     """
     told = _FailuresTold(on_failure)
-    logger = logging.getLogger("torch._dynamo.convert_frame")
+    loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]
     if suppress_errors:
-        logger.addFilter(told)
+        for logger in loggers:
+            logger.addFilter(told)
     try:
         with (
             torch._dynamo.config.patch(
@@ -103,10 +109,12 @@ def compiling_allowed(
                 allow_unspec_int_on_nn_module=True,
             ),
             _KeepsBuffers(),
+            _KeepsCaches(),
         ):
             yield
     finally:
-        logger.removeFilter(told)
+        for logger in loggers:
+            logger.removeFilter(told)
 
 
 class _FailuresTold(logging.Filter):
@@ -119,6 +127,8 @@ class _FailuresTold(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if "recompile_limit" in record.getMessage():
             return False  # told by the region that runs eagerly for it
+        if "Graph break from `Tensor.item()`" in record.getMessage():
+            return False  # a page of advice on Dynamo's settings; graph breaks are in the receipt
         error = record.exc_info[1] if record.exc_info else None
         if record.levelno < logging.WARNING or error is None:
             return True
@@ -140,6 +150,33 @@ class _KeepsBuffers:
 
     def __exit__(self, *_: object) -> None:
         functorch_config.donated_buffer = self._prior
+
+
+class _KeepsCaches:
+    """A function behind ``functools.cache`` is called and not traced, at the price of a graph break.
+
+    Dynamo looks past the cache, with a warning and no more: the body would run in each step, and what is
+    to be made once (random features, a list of calls) be made anew. Its other warnings go to the debug log:
+    the user asked for no compile, and graph breaks are in the receipt.
+    """
+
+    def __enter__(self) -> None:
+        self._prior = dynamo_utils.warn_once
+        dynamo_utils.warn_once = _instead_of_a_warning
+
+    def __exit__(self, *_: object) -> None:
+        dynamo_utils.warn_once = self._prior
+
+
+def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
+    if "functools.lru_cache" in msg:
+        _break_the_graph(
+            gb_type="call of a function with a cache",
+            context="functools.lru_cache",
+            explanation="Its body would run at each call, cached or not.",
+            hints=[],
+        )
+    _log.debug("Dynamo warns: %s", msg)
 
 
 class ReuseOnly:

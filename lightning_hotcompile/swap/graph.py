@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_hotcompile.swap.parity import Parity
+from lightning_hotcompile.swap.parity.compare import Parity
 
 
 @dataclass(kw_only=True)

@@ -11,11 +11,11 @@ from typing import Any
 from torch.fx import GraphModule
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
-from lightning_hotcompile.swap.captured import tensors_of
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graph import Graph, first_line
-from lightning_hotcompile.swap.parity import Parity, compare
-from lightning_hotcompile.swap.tripwire import Before, Tripwire
+from lightning_hotcompile.swap.parity.captured import tensors_of
+from lightning_hotcompile.swap.parity.compare import Parity, compare
+from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
 
 _log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,6 @@ from typing import Any
 from torch.fx import GraphModule
 
 from lightning_hotcompile.errors import ConfigError, near_names
-from lightning_hotcompile.swap.captured import copy_of, count_ops
 from lightning_hotcompile.swap.compilers import (
     backend_names,
     backward_with_forward,
@@ -20,8 +20,9 @@ from lightning_hotcompile.swap.compilers import (
 from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
 from lightning_hotcompile.swap.graph import Graph as Graph
 from lightning_hotcompile.swap.graph import first_line as first_line
-from lightning_hotcompile.swap.neutral import neutralised
-from lightning_hotcompile.swap.parity import NotNeutral
+from lightning_hotcompile.swap.parity.captured import copy_of, count_ops
+from lightning_hotcompile.swap.parity.compare import NotNeutral
+from lightning_hotcompile.swap.parity.neutral import neutralised
 from lightning_hotcompile.swap.running import GraphAtWork, Watch
 from lightning_hotcompile.swap.time_limit import time_limit
 
@@ -64,12 +65,16 @@ class Witness:
         on_failure: Callable[[BaseException], None] = lambda error: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._compile = resolve_backend(backend, mode, options, random)
+        # At the first graph: Inductor's import takes a third of a second, too much for a run without flip.
+        self._resolve = functools.partial(resolve_backend, backend, mode, options, random)
+        self._compile: CompiledFn | None = None
         self._counts_cache_hits = backend == "inductor"
         self._timeout = compile_timeout
         self._watch = Watch(parity=parity, raise_errors=raise_errors, on_failure=on_failure)
         self._now = now
         self.graphs: list[Graph] = []
+        self.collect: Callable[[str, GraphModule, Sequence[Any]], None] | None = None
+        """Where graphs go in place of being compiled; they then run as they were captured."""
 
     @property
     def total_runs(self) -> int:
@@ -111,6 +116,11 @@ class Witness:
         return next((g.error for g in self.graphs if g.region == region and g.error), None)
 
     def _witness(self, region: str, graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        if self.collect is not None:
+            with backward_with_forward():
+                self.collect(region, graph_module, example_inputs)
+            captured_only: CompiledFn = graph_module.forward
+            return captured_only
         graph = Graph(region=region, n_ops=count_ops(graph_module))
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
@@ -139,6 +149,8 @@ class Witness:
         if reason is not None:
             raise RuntimeError(reason)
         with time_limit(self._timeout, "compile_timeout"), backward_with_forward():
+            if self._compile is None:
+                self._compile = self._resolve()
             compiled: CompiledFn = self._compile(graph_module, example_inputs)
             return compiled
 
@@ -161,6 +173,8 @@ def check_backend(backend: str | CompiledFn, mode: str | None, options: Mapping[
     Raises:
         ConfigError: there is no such backend, or Inductor does not know an option.
     """
+    if backend == "inductor" and not options:
+        return  # listing the names would import every backend
     if isinstance(backend, str) and backend not in (known := backend_names()):
         raise ConfigError(
             f"backend={backend!r} is not known{near_names(backend, known)}. Known: {', '.join(known)}."

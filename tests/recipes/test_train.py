@@ -116,7 +116,15 @@ def test_char_gpt_flips_to_compiled(scope: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["digits_mlp", "digits_cnn"])
 def test_digits_flip_to_compiled(model: str, tmp_path: Path) -> None:
-    train(tmp_path, f"model={model}", "logger=csv", "trainer.max_steps=66", *FLIP, *DIGITS)
+    train(
+        tmp_path,
+        f"model={model}",
+        "logger=csv",
+        "trainer.max_steps=66",
+        "compile.prewarm=false",
+        *FLIP,
+        *DIGITS,
+    )
     run = only_run(tmp_path)
     assert report_of(run)["phase"] in ("steady", "declined", "reverted")
     assert logged(run)["val/accuracy"][-1] > 0.5

@@ -19,9 +19,9 @@ from torch.fx import GraphModule
 
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.dynamo import compile_isolated
-from lightning_hotcompile.swap.graphfile import pack
 from lightning_hotcompile.swap.optimizer import bare_step
-from lightning_hotcompile.swap.prewarm import Job, Prewarm
+from lightning_hotcompile.swap.prewarm.graphfile import pack
+from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
 from tests.models import Block
 
 Case = tuple[str, Callable[..., Any], tuple[Any, ...], Callable[[], Any]]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hotcompile.swap.captured import copy_of
-from lightning_hotcompile.swap.neutral import neutralised
+from lightning_hotcompile.swap.parity.captured import copy_of
+from lightning_hotcompile.swap.parity.neutral import neutralised
 
 ATTENTION = nn.MultiheadAttention(8, 2, dropout=0.5)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
 from lightning_hotcompile.swap import difference, memory
-from lightning_hotcompile.swap.clones import clone_inputs
-from lightning_hotcompile.swap.parity import Parity, compare
+from lightning_hotcompile.swap.parity.clones import clone_inputs
+from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.witness import Witness
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded, weights

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap.dynamo import compile_isolated
-from lightning_hotcompile.swap.graphfile import NotPortable, TensorSpec, pack
-from lightning_hotcompile.swap.prewarm import Job, Prewarm, Status, warm_toolchain
-from lightning_hotcompile.swap.prewarm_choice import Surroundings, free_memory, why_not
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, free_memory, why_not
+from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, TensorSpec, pack
+from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status, warm_toolchain
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
@@ -200,7 +200,7 @@ def test_cancel_ends_whatever_the_child_started(tmp_path: Path) -> None:
 
 PARENT = """
 import sys
-from lightning_hotcompile.swap.prewarm import Job, Prewarm
+from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
 child = Prewarm([Job(name="a", graph=b"")], cache_dir=sys.argv[1], worker=[sys.executable, "-c", sys.argv[2]])
 child.start()
 print(child.pid, flush=True)

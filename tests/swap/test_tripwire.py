@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
 from lightning_hotcompile.swap import running, tripwire
-from lightning_hotcompile.swap.captured import tensors_of
+from lightning_hotcompile.swap.parity.captured import tensors_of
 from lightning_hotcompile.swap.witness import Witness
 
 NAN = float("nan")

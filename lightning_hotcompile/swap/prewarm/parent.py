@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_hotcompile.swap.prewarm_process import ChildProcess
+from lightning_hotcompile.swap.prewarm.process import ChildProcess
 
-_WORKER = "lightning_hotcompile.swap.prewarm_worker"
+_WORKER = "lightning_hotcompile.swap.prewarm.worker"
 
 
 @dataclass(frozen=True, kw_only=True)

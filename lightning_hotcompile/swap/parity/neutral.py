@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lightning_hotcompile.swap.captured import copy_of
+from lightning_hotcompile.swap.parity.captured import copy_of
 
 _STRIDE = 40_503
 _LEVELS = 65_536

@@ -23,8 +23,8 @@ from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lightning_hotcompile.errors import HotCompileError
-from lightning_hotcompile.swap.compile_state import CompileState
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _STATIC = "_dynamo_static_input_type"  # in a placeholder's metadata: memory that does not move
@@ -101,6 +101,7 @@ def pack(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    random: str = "eager",
 ) -> bytes:
     """A graph with everything that its compile by Inductor depends on; call it as Dynamo's backend.
 
@@ -115,6 +116,7 @@ def pack(
             {
                 "state": CompileState.now(),
                 "mode": mode,
+                "random": random,
                 "options": dict(options) if options else None,
                 "inputs": inputs,
                 "sources": [getattr(n, "_dynamo_source", None) for n in placeholders],
@@ -155,7 +157,7 @@ def compile_packed(data: bytes) -> None:
             node.meta["tensor_dict"] = {_STATIC: static} if static else {}
         _propagate(graph_module, [spec.empty(fake)[1] for spec in packed["inputs"]], fake)
         with backward_with_forward():
-            compiler = resolve_backend("inductor", packed["mode"], packed["options"])
+            compiler = resolve_backend("inductor", packed["mode"], packed["options"], packed["random"])
             compiler(graph_module, [real for real, _ in inputs])
         del alive
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hotcompile.swap.clones import Kept, RandomState, clone_inputs
-from lightning_hotcompile.swap.difference import Run, flat
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
-from lightning_hotcompile.swap.memory import why_memory_is_short
+from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs
+from lightning_hotcompile.swap.parity.difference import Run, flat
+from lightning_hotcompile.swap.parity.memory import why_memory_is_short
 
 _COTANGENT_SEED = 20_021
 

@@ -1,6 +1,6 @@
 """Where Inductor keeps what it compiles, and how to point it elsewhere for a while.
 
-Only here does the store touch torch's internals. ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it
+``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it
 may be set after torch was imported; torch itself sets it to its own default when the compiler is
 imported, which must not be taken for the user's choice. The precompiled C++ header (150 MB and most
 of a cold start) ignores the variable: its folder is fixed at import, below the system's temporary one.
@@ -30,6 +30,22 @@ def default_folder() -> str:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return default_cache_dir()
+
+
+def folder_in_use() -> str:
+    """The folder that Inductor reads and writes now."""
+    return os.environ.get(FOLDER) or default_folder()
+
+
+def headers_in_use() -> str | None:
+    """The folder of the precompiled C++ headers; ``None`` if this torch does not say."""
+    found: str | None = getattr(_codecache(), "_HEADER_DIR", None)
+    return found
+
+
+def use_headers(folder: Path) -> Callable[[], None]:
+    """Let Inductor keep its precompiled C++ headers here; call the result to undo it."""
+    return _set_headers(folder)
 
 
 def chosen_by_user() -> str | None:

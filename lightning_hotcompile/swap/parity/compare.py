@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hotcompile.swap.clones import random_state_kept, why_not_cloned
-from lightning_hotcompile.swap.difference import Run, all_agree, largest_difference, same_kinds
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.memory import why_memory_is_short
-from lightning_hotcompile.swap.trial import Trial
+from lightning_hotcompile.swap.parity.clones import random_state_kept, why_not_cloned
+from lightning_hotcompile.swap.parity.difference import Run, all_agree, largest_difference, same_kinds
+from lightning_hotcompile.swap.parity.memory import why_memory_is_short
+from lightning_hotcompile.swap.parity.trial import Trial
 
 _log = logging.getLogger(__name__)
 

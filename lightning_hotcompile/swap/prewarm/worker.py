@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
-from lightning_hotcompile.swap.graphfile import compile_packed, graphs_in_cache
+from lightning_hotcompile.swap.inductor_paths import use_headers
+from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_in_cache
 from lightning_hotcompile.swap.witness import first_line
 
 
@@ -45,6 +46,9 @@ def report(folder: Path, name: str, work: Callable[[], None]) -> None:
 
 def main(folder: Path) -> None:
     """Compile what the lines of the standard input name, until it ends."""
+    headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
+    if headers is not None:  # the parent's may lie elsewhere than torch's own
+        use_headers(Path(headers))
     for line in sys.stdin:
         name = line.strip()
         kind, _, device = name.partition("-on-")

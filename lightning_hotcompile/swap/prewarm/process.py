@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_hotcompile.swap import prewarm_child
+from lightning_hotcompile.swap import inductor_paths
+from lightning_hotcompile.swap.prewarm import child
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 class ChildProcess:
@@ -51,6 +52,7 @@ class ChildProcess:
             "nice": nice,
             "memory_limit": memory_limit,
             "worker": list(worker),
+            "headers": inductor_paths.headers_in_use(),
         }
         try:
             (self.folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -106,7 +108,7 @@ def _launch(folder: Path, leash: int, environment: dict[str, str]) -> subprocess
     with (folder / "log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(
             # -I: nothing of the user's environment or folder comes in its way
-            [sys.executable, "-I", prewarm_child.__file__, str(folder)],
+            [sys.executable, "-I", child.__file__, str(folder)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -1,0 +1,1 @@
+"""Is compiled code right: one graph, eager and compiled, on the same inputs."""

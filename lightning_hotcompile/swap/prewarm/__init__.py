@@ -1,0 +1,1 @@
+"""Compile ahead, in a child process, while training goes on."""
