@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import warnings
 from collections.abc import Iterable
 
 
@@ -28,6 +30,17 @@ class ParityError(HotCompileError):
 
 class HotCompileWarning(UserWarning):
     """Something was not done as asked; training goes on."""
+
+
+def warn(message: str, stacklevel: int = 2) -> None:
+    """Give a :class:`HotCompileWarning`; where warnings are errors, a log line: no training stops for it.
+
+    ``stacklevel`` counts from the caller, as that of ``warnings.warn``.
+    """
+    try:
+        warnings.warn(message, HotCompileWarning, stacklevel=stacklevel + 1)
+    except HotCompileWarning:
+        logging.getLogger(__name__).warning(message)
 
 
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> str:

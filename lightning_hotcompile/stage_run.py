@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.errors import warn
 from lightning_hotcompile.machine import State
 from lightning_hotcompile.memory import Memory, StoreInUse
 from lightning_hotcompile.plan.planner import CompilePlan
@@ -86,7 +85,7 @@ class StageRun:
             _log.debug("HotCompile failed", exc_info=True)
             note = f"HotCompile switched itself off after an error of its own: {first_line(error)}"
             self._notes.append(note)
-            warnings.warn(f"{note}. Training goes on eagerly.", HotCompileWarning, stacklevel=3)
+            warn(f"{note}. Training goes on eagerly.", stacklevel=3)
             with contextlib.suppress(Exception):
                 self.session.give_up(note)
 

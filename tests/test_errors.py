@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from lightning_hotcompile import errors
@@ -12,6 +14,7 @@ from lightning_hotcompile.errors import (
     PlanError,
     TargetError,
     near_names,
+    warn,
 )
 
 
@@ -58,3 +61,15 @@ def test_near_names_are_few_unique_and_in_the_same_order_for_any_input_order() -
 
 def test_near_names_takes_any_iterable() -> None:
     assert near_names("hed", (n for n in ["head"])) == "; did you mean 'head'?"
+
+
+def test_a_warning_never_stops_a_training() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn("something was not done")
+
+
+def test_a_warning_names_the_line_of_the_caller() -> None:
+    with pytest.warns(HotCompileWarning, match="something was not done") as caught:
+        warn("something was not done", stacklevel=1)
+    assert caught[0].filename == __file__

@@ -15,7 +15,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from lightning_hotcompile import HotCompile
-from lightning_hotcompile.swap import installation, trial
+from lightning_hotcompile.swap import installation
+from lightning_hotcompile.swap.parity import trial
 from lightning_hotcompile.swap.parity.captured import tensors_of
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded, weights

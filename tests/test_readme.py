@@ -23,7 +23,7 @@ from tests.models import Net, loader
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(lightning_hotcompile.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/semantics.md")
 COMMANDS = {
     "recipes": "pip install -e '.[recipes]' && python recipes/train.py",
     "test": "pip install -e '.[test]' && pytest",

@@ -7,11 +7,10 @@ import json
 import math
 import os
 import textwrap
-import warnings
 from collections import deque
 from typing import Any, BinaryIO
 
-from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.errors import warn
 from lightning_hotcompile.receipt.event_kinds import (
     Compiled,
     Compiling,
@@ -110,10 +109,9 @@ class EventLog:
             return  # closing a full disk's file fails once more
         self._unwritable = True
         self.close()
-        warnings.warn(
+        warn(
             f"event_log={self.path!r} cannot be written ({error}): events are kept in memory only. "
             "Give the path of a file that this process may write, or None.",
-            HotCompileWarning,
             stacklevel=3,
         )
 

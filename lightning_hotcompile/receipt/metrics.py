@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import types
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 
-from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.errors import warn
 
 PHASE_NUMBER: Mapping[str, int] = types.MappingProxyType(
     {
@@ -79,10 +78,9 @@ class LoggerMetrics:
         if logger in self._warned:
             return
         self._warned.add(logger)
-        warnings.warn(
+        warn(
             f"{logger} did not take the values of {self.prefix!r}: {type(error).__name__}: {error}. "
             "Training and the other loggers go on; this is said once.",
-            HotCompileWarning,
             stacklevel=4,
         )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.errors import warn
 from lightning_hotcompile.store.checked import InvalidRecord, NewerFormat
 from lightning_hotcompile.store.folder import SafeFolder, StoreBusy, StoreError
 
@@ -79,4 +78,4 @@ class Forgiving:
         """Warn, but not a second time with the same words."""
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, HotCompileWarning, stacklevel=2)
+            warn(message)

@@ -7,10 +7,10 @@ What a person asks for (list, clear, export, import) raises :class:`StoreError`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.errors import warn
 from lightning_hotcompile.store import bounding, exporting, importing, listing, placing
 from lightning_hotcompile.store.archive import Manifest
 from lightning_hotcompile.store.cache_room import COMPILER, CacheRoom
@@ -34,6 +34,8 @@ from lightning_hotcompile.store.profiles import Profile, ProfileKey
 from lightning_hotcompile.store.records import Records
 from lightning_hotcompile.store.samples import CompileSample
 
+_log = logging.getLogger(__name__)
+
 DEFAULT_MAX_BYTES = 4 << 30
 """What the compiler's cache may hold; the precompiled C++ header alone has 150 MB."""
 
@@ -41,14 +43,19 @@ DEFAULT_MAX_BYTES = 4 << 30
 def open_store(setting: str | Path | None) -> Store | None:
     """The store for the option ``store``: ``"auto"``, a folder, or ``None``.
 
-    A folder that cannot be used gives a warning and ``None``: the run then has no memory.
+    A folder that cannot be used gives ``None``: the run then has no memory. For one that was asked for
+    that is a warning, for the user's cache folder a log line.
     """
     if setting is None:
         return None
     try:
         return Store(None if setting == "auto" else Path(setting))
     except StoreError as error:
-        warnings.warn(f"{error} This run remembers nothing.", HotCompileWarning, stacklevel=2)
+        message = f"{error} This run remembers nothing."
+        if setting == "auto":
+            _log.warning(message)
+        else:
+            warn(message)
         return None
 
 

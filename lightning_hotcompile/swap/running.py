@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
 
-from lightning_hotcompile.errors import HotCompileWarning, ParityError
+from lightning_hotcompile.errors import ParityError, warn
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graph import Graph, first_line
 from lightning_hotcompile.swap.parity.captured import tensors_of
@@ -152,9 +151,7 @@ class GraphAtWork:
         if self._watch.parity == "raise":
             raise ParityError(f"{message}. Set parity='auto' to train on eagerly.")
         if self._watch.parity == "warn":
-            warnings.warn(
-                f"{message}. It is used all the same: parity='warn'.", HotCompileWarning, stacklevel=2
-            )
+            warn(f"{message}. It is used all the same: parity='warn'.")
             return None
         return self._give_up(f"not right: {reason}", ParityError(message))
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
-from lightning_hotcompile.swap import difference, memory
+from lightning_hotcompile.swap.parity import difference, memory
 from lightning_hotcompile.swap.parity.clones import clone_inputs
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.witness import Witness
