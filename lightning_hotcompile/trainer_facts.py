@@ -6,6 +6,7 @@ import math
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.strategies import Strategy
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
 _STRATEGIES_THAT_SHARD = ("FSDPStrategy", "ModelParallelStrategy")
@@ -57,13 +58,19 @@ def why_not_supported(trainer: Trainer, module: LightningModule) -> str | None:
     if owner is not None:
         return f"{owner} runs the step in an engine of its own, which this callback does not change"
     sharding = next((name for name in _STRATEGIES_THAT_SHARD if name in names), None)
-    if sharding is not None:
+    if sharding is not None and not _shards_data_only(trainer.strategy):
         return f"{sharding} shards parameters and gathers them in hooks, which this version does not compile"
     if getattr(module, "_compiler_ctx", None) is not None:
         return "the LightningModule was compiled by the user already (torch.compile(model)); leave that away"
     if module._compiled_call_impl is not None:
         return "the LightningModule was compiled by the user already (model.compile()); leave that away"
     return None
+
+
+def _shards_data_only(strategy: Strategy) -> bool:
+    """FSDP2 by ``ModelParallelStrategy``, without tensor parallelism."""
+    mesh = getattr(strategy, "device_mesh", None)
+    return mesh is not None and mesh["tensor_parallel"].size() == 1
 
 
 def device_type(module: LightningModule) -> str:

@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
+from lightning.pytorch.callbacks import BatchSizeFinder
 from torch._dynamo.variables.tensor import TensorVariable
 
 from lightning_hotcompile import HotCompile
@@ -225,3 +226,32 @@ class TestConsole:
         told = [w.filename for w in recwarn if "_dynamo" in w.filename]
         told += [r.getMessage() for r in caplog.records if r.name.startswith("torch._dynamo")]
         assert told == []
+
+
+class TestBatchSizeFinder:
+    class Sized(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+
+        def train_dataloader(self) -> Any:
+            return loader(96, self.batch_size)
+
+        def val_dataloader(self) -> Any:
+            return loader(16, self.batch_size)
+
+    @pytest.mark.parametrize("scope", ["auto", "regions"])
+    def test_as_a_callback_it_finds_the_same_size_and_the_fit_is_the_same(
+        self, scope: str, tmp_path: Any
+    ) -> None:
+        models = []
+        for callbacks in ([], [hot(scope=scope)]):
+            model = seeded(self.Sized)
+            finder = BatchSizeFinder(max_trials=2, steps_per_trial=4)
+            torch.manual_seed(1)
+            make_trainer([finder, *callbacks], default_root_dir=tmp_path, max_epochs=3).fit(model)
+            models.append(model)
+        assert models[0].batch_size == models[1].batch_size > 2
+        assert_same(*models)
+        (callback,) = callbacks
+        assert callback.report.phase in ("settling", "steady"), callback.report.reason

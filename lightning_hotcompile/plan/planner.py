@@ -16,6 +16,7 @@ from lightning_hotcompile.plan.obstacles import holds_bounded_deque
 from lightning_hotcompile.plan.optimizers import why_not_compiled as why_not_this_optimizer
 from lightning_hotcompile.plan.regions import LeftEager, find_regions, has_foreign_hooks
 from lightning_hotcompile.plan.scopes import BUILDERS, Region, plan_step
+from lightning_hotcompile.plan.sharding import holds_sharded, is_sharded
 from lightning_hotcompile.plan.tree import render_tree
 
 MANY_BLOCKS = 16
@@ -94,7 +95,9 @@ def plan_compile(
         reason = f"scope={scope!r} was asked for"
     _refuse_impossible(module, scope, islands, fullgraph, step)
     built = plan_step(module, step) if scope == "step" else BUILDERS[scope](module, islands, targets)
-    regions, left = built
+    regions, left = _only_sharded(module, *built) if holds_sharded(module) else built
+    if holds_sharded(module):
+        optimizers = ()  # its parameters are DTensors
     optimizer_regions, notes = _optimizer_regions(optimizers, compile_optimizer, scope)
     return CompilePlan(
         scope=scope,
@@ -136,6 +139,29 @@ def choose_scope(
     return "step", "the whole step as one graph gains most on models that capture"
 
 
+def _only_sharded(
+    root: nn.Module, regions: Sequence[Region], left: Sequence[LeftEager]
+) -> tuple[tuple[Region, ...], tuple[LeftEager, ...]]:
+    """Blocks that are sharded as such: the parameters of the others come and go with a module above."""
+    kept = [
+        r
+        for r in regions
+        if r.kind == "function" or all(_is_sharded_alone(root.get_submodule(n)) for n in r.members)
+    ]
+    reason = "is not sharded as a block of its own: its parameters come and go with another module"
+    others = [
+        LeftEager(name=name, class_name=region.class_name, reason=reason)
+        for region in regions
+        if region not in kept
+        for name in region.members
+    ]
+    return tuple(kept), (*left, *others)
+
+
+def _is_sharded_alone(module: nn.Module) -> bool:
+    return is_sharded(module) and not any(map(holds_sharded, module.children()))
+
+
 def _fragment_note(scope: str, islands: Sequence[Island], step: str) -> tuple[str, ...]:
     inside = sum(not i.is_metric for i in islands)
     if scope != "step" or not inside:
@@ -155,6 +181,8 @@ def _why_not_step(module: nn.Module, method: str) -> str | None:
     step = getattr(module, method, None)
     if step is None:
         return f"a plain module has no {method}"
+    if holds_sharded(module):
+        return "FSDP2 gathers parameters in hooks, which stay outside of compiled blocks"
     if holds_bounded_deque(module):
         return f"{type(module).__name__} holds a deque with maxlen, which Dynamo takes for one without"
     if method == "training_step" and not getattr(module, "automatic_optimization", True):

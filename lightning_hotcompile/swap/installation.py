@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.plan.sharding import holds_sharded
 from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.installer import SwappedRegion
@@ -95,6 +96,8 @@ class Installation:
 
     def modules_to_capture(self) -> list[tuple[str, nn.Module]]:
         """One module of each region that can be warmed up, with the region's name."""
+        if holds_sharded(self._root):
+            return []  # a warm-up would gather parameters outside of a step
         regions = self.plan.of_kind("group", "module")
         return [(r.name, self._root.get_submodule(r.members[0])) for r in regions]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.scopes import Region, resolve_function
+from lightning_hotcompile.plan.sharding import is_sharded
 from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError, compile_isolated
 from lightning_hotcompile.swap.fit import Fit
 from lightning_hotcompile.swap.gate import Gate, Lane
@@ -24,6 +26,11 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     ``module.compile()`` would do nothing on torch's own modules, since Dynamo skips their frames.
     """
     return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def call_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled for a module that FSDP2 shards: its forward alone, its hooks stay outside."""
+    return type(module).forward(module, *args, **kwargs)
 
 
 class SwappedRegion:
@@ -111,14 +118,25 @@ class SwappedRegion:
         self._undo.append(action)
 
     def _put_modules(self, root: nn.Module) -> None:
+        modules = [root.get_submodule(name) for name in self.region.members]
+        sharded = all(map(is_sharded, modules))
         if self._compiled_call is None:  # once: what is put in place again finds its compiled code
-            self._compiled_call = self.compiled(call_module)
-        for name in self.region.members:
-            module = root.get_submodule(name)
+            self._compiled_call = self.compiled(call_forward if sharded else call_module)
+        for module in modules:
+            if sharded:
+                self._put_forward(module, self._compiled_call)
+                continue
             before = vars(module).get("_compiled_call_impl")  # of another stage, which is at rest now
             call = functools.partial(self.choose, self._compiled_call, call_module, module)
             module._compiled_call_impl = call
             self.undo_later(functools.partial(_give_back, module, before))
+
+    def _put_forward(self, module: nn.Module, compiled: CompiledFn) -> None:
+        if "forward" in vars(module):
+            raise HotCompileError(f"{self.region.name}: a module has a forward of its own; leave it eager")
+        call = functools.partial(self.choose, compiled, call_forward)
+        vars(module)["forward"] = types.MethodType(call, module)
+        self.undo_later(functools.partial(vars(module).pop, "forward", None))
 
     def _put_function(self, target: str) -> None:
         owner, name, function = resolve_function(target)

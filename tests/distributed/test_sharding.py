@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 
+from tests.distributed import train_sharded
+from tests.distributed.test_two_ranks import run_script
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded
 
@@ -31,3 +35,24 @@ def test_lightning_itself_refuses_fsdp_on_a_cpu() -> None:
     # So FSDPStrategy can be tried on a GPU only; ModelParallelStrategy runs on the CPU too.
     with pytest.raises(ValueError, match="requires a GPU accelerator, but received `accelerator='cpu'`"):
         make_trainer(strategy=FSDPStrategy())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this build of torch has no gloo",
+)
+def test_blocks_sharded_by_fsdp2_are_compiled_inside_of_their_hooks(tmp_path: Path) -> None:
+    output = run_script(train_sharded.__file__, str(tmp_path / "found.json"))
+    assert (tmp_path / "found.json").exists(), output
+    for found in json.loads((tmp_path / "found.json").read_text(encoding="utf-8")):
+        report = found["report"]
+        assert report["phase"] == "steady", report["reason"]
+        assert report["scope"] == "regions"
+        assert "FSDP2 gathers parameters in hooks" in report["plan"]
+        (region,) = report["regions"]
+        assert region["kind"] == "group", "and no optimizer, whose parameters are DTensors"
+        assert region["proven"]
+        assert region["graphs"] == 1
+        assert report["recompiles"] == 0
+        assert found["gap"] <= 1e-6

@@ -54,10 +54,15 @@ class Rank:
 
 
 def run(folder: Path, cases: tuple[str, ...]) -> str:
-    """Train the cases on two processes; what they printed. Never waits longer than the limit."""
+    """Train the cases on two processes; what they printed."""
+    return run_script(script.__file__, str(folder), *cases)
+
+
+def run_script(file: str, *arguments: str) -> str:
+    """Run a script and the ranks that Lightning starts from it. Never waits longer than the limit."""
     variables = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")}
     process = subprocess.Popen(
-        [sys.executable, str(Path(script.__file__)), str(folder), *cases],
+        [sys.executable, file, *arguments],
         env={**variables, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOTCOMPILE": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
