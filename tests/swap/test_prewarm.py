@@ -84,7 +84,7 @@ def test_the_work_is_done_in_order_and_told(tmp_path: Path) -> None:
         assert [r.name for r in status.results] == ["toolchain (cpu)", "a", "b"]
         assert [(r.seconds, r.error, r.cached) for r in status.results] == [(1.5, None, True)] * 3
     assert child.poll().state == "done"
-    assert group(child.pid) == []
+    until(lambda: not group(child.pid))  # the system may take a moment
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,7 +145,7 @@ def test_a_child_that_hangs_is_ended_by_the_limit(tmp_path: Path) -> None:
         status = child.poll()
         assert (status.state, status.seconds) == ("failed", 31.0)
         assert "longer than 30 s" in str(status.reason)
-        assert group(child.pid) == []
+        until(lambda: not group(child.pid))  # the system may take a moment
 
 
 def test_a_child_without_work_has_no_limit(tmp_path: Path) -> None:
