@@ -187,7 +187,7 @@ def test_the_forged_archive_without_a_flaw_is_taken(tmp_path: Path) -> None:
     [
         "../evil",
         "../../evil",
-        "/tmp/evil",
+        "/evil",
         "profiles/../../evil",
         "profiles/../evil.json",
         "profiles/evil.json",
