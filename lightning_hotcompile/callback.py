@@ -22,8 +22,8 @@ from lightning_hotcompile.reporting import empty_report
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stage_run import StageRun
 from lightning_hotcompile.stages import TRAIN
+from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.ranks import Ranks
-from lightning_hotcompile.swap.witness import first_line
 from lightning_hotcompile.trainer_facts import versions
 
 CHECKPOINT_KEY = "hotcompile"

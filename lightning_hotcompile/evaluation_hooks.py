@@ -30,6 +30,10 @@ class EvaluationHooks(Callback):
         elif trainer.state.fn != "fit":  # a fit plans all before it changes anything in the model
             self._begin(trainer, pl_module, "validate")
 
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Plan, and begin to watch."""
+        self._begin(trainer, pl_module, _stage(trainer))
+
     def on_validation_batch_start(
         self,
         trainer: Trainer,
@@ -38,12 +42,12 @@ class EvaluationHooks(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """The only place where a phase of validation changes."""
-        self._before_step("validate", batch, batch_idx, dataloader_idx)
+        """The only place where a phase of this stage changes."""
+        self._before_step(_stage(trainer), batch, batch_idx, dataloader_idx)
 
-    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Stop the clock."""
-        self._after_step("validate")
+        self._after_step(_stage(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Out of training's way until the next validation, or the receipt."""
@@ -52,51 +56,14 @@ class EvaluationHooks(Callback):
         elif "validate" in self._runs:
             self._runs["validate"].guarded(Session.pause)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Plan, and begin to watch."""
-        self._begin(trainer, pl_module, "test")
-
-    def on_test_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """The only place where a phase of testing changes."""
-        self._before_step("test", batch, batch_idx, dataloader_idx)
-
-    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
-        """Stop the clock."""
-        self._after_step("test")
-
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Change everything back, and hand over the receipt."""
-        self._finish("test")
+        self._finish(_stage(trainer))
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Plan, and begin to watch."""
-        self._begin(trainer, pl_module, "predict")
-
-    def on_predict_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """The only place where a phase of prediction changes."""
-        self._before_step("predict", batch, batch_idx, dataloader_idx)
-
-    def on_predict_batch_end(self, *_: Any, **__: Any) -> None:
-        """Stop the clock."""
-        self._after_step("predict")
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Change everything back, and hand over the receipt."""
-        self._finish("predict")
+    on_predict_start = on_test_start
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_predict_end = on_test_end
 
     def _before_step(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         run = self._runs.get(stage)
@@ -109,3 +76,9 @@ class EvaluationHooks(Callback):
         if run is not None:
             run.guarded(Session.after_step)
             run.guarded(lambda _: run.log_step_time())
+
+
+def _stage(trainer: Trainer) -> str:
+    """What runs now: ``validate``, ``test``, ``predict``, or ``sanity_check``, which is never watched."""
+    stage = trainer.state.stage
+    return "" if stage is None else str(stage.value)

@@ -69,7 +69,7 @@ class Flip:
     @property
     def needs_capture(self) -> bool:
         """Whether some region can be warmed up on inputs captured in an eager step."""
-        return bool(self.installation.modules_to_capture())
+        return self.installation.needs_capture
 
     def begin_capture(self) -> None:
         """Record inputs during the step that is about to run."""
@@ -88,10 +88,13 @@ class Flip:
 
     def begin_prewarm(self, device: str) -> None:
         """Start a child process that compiles what the step that is about to run will show."""
-        config, captures = self._config, self._inputs.captures if self._inputs is not None else {}
+        start, config = self._now(), self._config
+        captures = self._inputs.captures if self._inputs is not None else {}
         self._inputs = None
+        trace = self._new_installation()
+        trace.gate.dynamic_dims = self._captured if captures else self.batch.dims
         self.prewarm = PrewarmRun(
-            self._new_installation(),
+            trace,
             mode=config.mode,
             options=config.options,
             random=config.random,
@@ -99,6 +102,7 @@ class Flip:
             device=device,
         )
         self.prewarm.begin(captures)
+        self._ledger.install_s += self._now() - start
 
     def install(self) -> None:
         """Put the plan in place and warm up what was captured."""

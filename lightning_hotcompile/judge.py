@@ -17,7 +17,7 @@ from lightning_hotcompile.swap.prewarm.choice import Surroundings, why_not
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.trainer_facts import device_type
 
-SETTLING_LOOKS = (10, 20, 40)
+SETTLING_LOOKS: tuple[int, ...] = (10, 20, 40)
 """After so many pairs of eager and compiled units the ratio is looked at."""
 
 _ATTEMPTS = 4

@@ -73,8 +73,8 @@ class Memory:
 
     def __init__(self, in_use: StoreInUse, plan: CompilePlan, config: HotCompileConfig, stage: str) -> None:
         self.begin_compiling = in_use.begin_compiling
-        self._store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
-        self._has_memory = config.cost_gate
+        store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
+        self._store = store if config.cost_gate else None
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
         self._known: dict[StepSignature, Profile | None] = {}
@@ -82,7 +82,7 @@ class Memory:
 
     def of(self, signature: StepSignature) -> Profile | None:
         """What is known about steps of this signature; the disk is asked once for each."""
-        if self._store is None or not self._has_memory:
+        if self._store is None:
             return None
         if signature not in self._known:
             key = self._store.key(plan=self._key, signature=signature.digest)
@@ -105,7 +105,7 @@ class Memory:
     def learn(self, signature: StepSignature, report: Report) -> None:
         """Keep the verdict of a run that has ended, and what its compiling cost."""
         verdict = self._verdict(report)
-        if self._store is None or verdict is None or not self._has_memory:
+        if self._store is None or verdict is None:
             return
         self._store.remember(self._profile(signature, report, verdict))
         if report.compile_s > 0:

@@ -10,8 +10,8 @@ from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import event_to_dict
 from lightning_hotcompile.receipt.report import RegionProof, Report
 from lightning_hotcompile.session import Session
+from lightning_hotcompile.swap.graph import Graph
 from lightning_hotcompile.swap.installation import Proof
-from lightning_hotcompile.swap.witness import Graph
 from lightning_hotcompile.trainer_facts import versions
 
 NOTHING_COMPARED = "nothing was compiled"

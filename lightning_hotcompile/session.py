@@ -251,7 +251,6 @@ class Session:
             self._take_out(track)
 
     def _take_out(self, track: Track) -> None:
-        track.hot = False
         self.watch.cool_down(track)
         if not self.watch.tracks.anyone_uses_compiled_code():
             self.flip.take_out()

@@ -19,10 +19,10 @@ from lightning_hotcompile.receipt.event_kinds import Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, lightning_step
 from lightning_hotcompile.receipt.report import Report, headline
-from lightning_hotcompile.reporting import build_report, scalars
+from lightning_hotcompile.reporting import build_report, empty_report, scalars
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stages import TRAIN, ends_unit
-from lightning_hotcompile.swap.witness import first_line
+from lightning_hotcompile.swap.graph import first_line
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class StageRun:
         self._own: list[Event] = []
         self._told = 0
         self._notes: list[str] = []
+        self._handed_over: Report | None = None
         self._memory = Memory(store, plan, config, stage)
         self.session = Session(trainer, module, config, plan, self._emit, self._memory, stage=stage)
 
@@ -103,8 +104,9 @@ class StageRun:
     def log_step_time(self) -> None:
         """Send the time of the last booked step, as often as Lightning logs."""
         every = getattr(self._trainer, "log_every_n_steps", 0)
-        is_due = every and ends_unit(self._trainer, self.stage)
-        if self.stage == TRAIN and is_due and (lightning_step(self._trainer) + 1) % every == 0:
+        if self.stage != TRAIN or not every or (lightning_step(self._trainer) + 1) % every:
+            return
+        if ends_unit(self._trainer, self.stage):
             self._log(
                 {
                     "step_ms": self.session.ledger.recent_step_ms,
@@ -115,16 +117,19 @@ class StageRun:
     def finish(self) -> Report:
         """Change everything back and hand over the report."""
         self.guarded(Session.finish)
-        report = self.report
-        track = self.session.main_track
+        self.guarded(self._hand_over)
+        return self._handed_over or empty_report("declined", "; ".join(self._notes), self._own)
+
+    def _hand_over(self, session: Session) -> None:
+        self._handed_over = report = self.report
+        track = session.main_track
         if track is not None and self._trainer.is_global_zero:
-            self.guarded(lambda session: self._memory.learn(track.signature, report))
-        if self.session.steps:
+            self._memory.learn(track.signature, report)
+        if session.steps:
             self._log(scalars(report, PHASE_NUMBER))
             self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())
             title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"
             rank_zero_info(report.to_text() if self._config.verbose else f"{title}: {headline(report)}")
-        return report
 
     def _log(self, values: dict[str, float | None]) -> None:
         self._metrics.log(self._trainer, {self._name(k): v for k, v in values.items()})

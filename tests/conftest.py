@@ -4,7 +4,9 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 pytest_plugins = ("tests.te_fixture",)
@@ -17,3 +19,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 if "HOTCOMPILE_STORE" not in os.environ:
     os.environ["HOTCOMPILE_STORE"] = tempfile.mkdtemp(prefix="hotcompile-tests-")
     atexit.register(shutil.rmtree, os.environ["HOTCOMPILE_STORE"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """What Dynamo has learned in one test neither helps nor hinders the next one."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

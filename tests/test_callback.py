@@ -16,14 +16,6 @@ from torch import Tensor, nn
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 SCOPES: dict[str, dict[str, Any]] = {
     "auto": {},
     "step": {"scope": "step"},

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from lightning.pytorch import LightningDataModule
 
@@ -83,11 +82,8 @@ def callback_of(cli: LightningCLI) -> HotCompile:
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+def _not_switched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOTCOMPILE", raising=False)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def test_it_trains_from_yaml(tmp_path: Path) -> None:

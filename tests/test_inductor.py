@@ -23,13 +23,6 @@ SCOPES: dict[str, dict[str, Any]] = {
 KINDS = {"step": {"step", "optimizer"}, "regions": {"group", "module"}, "pattern": {"group", "module"}}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("name", SCOPES)
 def test_trains_like_eager_and_proves_every_region(name: str) -> None:
     plain, model = seeded(Net, width=8), seeded(Net, width=8)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.plan import forecast
@@ -18,13 +17,10 @@ from tests.models import Net, fit, seeded
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo_and_cheap_compiles(monkeypatch: pytest.MonkeyPatch) -> Any:
+def _cheap_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "BASE_COMPILE_S", 1e-6)
     monkeypatch.setattr(forecast, "SECONDS_PER_REGION", dict.fromkeys(forecast.SECONDS_PER_REGION, 1e-6))
     monkeypatch.setattr(Store, "compile_samples", lambda self: ())
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def learning(folder: Path, **options: Any) -> HotCompile:

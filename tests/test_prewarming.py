@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
 
 from lightning_hotcompile import flip, judge
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
@@ -17,13 +16,6 @@ from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 GO = Decision(go=True, reason="it pays")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class TestMachine:

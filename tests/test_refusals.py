@@ -16,11 +16,8 @@ from tests.models import Net, fit, loader, make_trainer, seeded
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+def _not_switched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOTCOMPILE", raising=False)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Quiet(Net):

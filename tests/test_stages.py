@@ -13,13 +13,6 @@ from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 class Evaluates(Net):
     """Logs in each stage, and predicts."""
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_hotcompile import HotCompile, Report, session
 from lightning_hotcompile.machine import Phase, State
@@ -17,13 +16,6 @@ from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
 Other = Callable[[Proposal, int], Proposal]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Asked(Ranks):

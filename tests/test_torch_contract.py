@@ -30,13 +30,6 @@ from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.fixture
 def counter() -> CompileCounterWithBackend:
     return CompileCounterWithBackend("aot_eager")
@@ -246,11 +239,11 @@ class TestBackends:
         timer = dynamo.CompileTimer(now=lambda: float(next(times)))
         timer.start()
         torch.compile(lambda x: x + 4, backend=counter)(torch.ones(2))
-        assert timer.frames == 1
-        assert timer.seconds > 0
+        heard = timer.seconds
+        assert heard > 0
         timer.stop()
         torch.compile(lambda x: x + 5, backend=counter)(torch.ones(2))
-        assert timer.frames == 1
+        assert timer.seconds == heard
 
     def test_recompile_reasons_and_graph_breaks_can_be_read(self, counter: Any) -> None:
         before = dynamo.graph_break_count()

@@ -95,20 +95,34 @@ class ProcessRunner:
         Raises:
             RunFailed: the process failed or took too long; the message says what it printed last.
         """
-        command = [sys.executable, "-m", "lightning_hotcompile.bench.one_run", case, arm, str(steps)]
-        command += ["--marks", *map(str, marks), "--threads", str(self.threads)]
-        command += ["--options", json.dumps(dict(self.options or {}))]
+        arguments = [case, arm, str(steps), "--marks", *map(str, marks), "--threads", str(self.threads)]
+        arguments += ["--options", json.dumps(dict(self.options or {}))]
         environment = environment_for(arm, folder, self.threads)
-        try:
-            ran = subprocess.run(
-                command, capture_output=True, text=True, env=environment, check=False, timeout=MOST_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            raise RunFailed(f"it took more than {MOST_SECONDS:.0f} s") from None
-        lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-        if ran.returncode or not lines:
-            raise RunFailed(_last_line(ran.stderr) or f"exit code {ran.returncode}")
-        return Run.from_dict(json.loads(lines[-1]))
+        return Run.from_dict(_last_json("lightning_hotcompile.bench.one_run", arguments, environment))
+
+
+def run_in_process(module: str, arguments: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
+    """What ``python -m module`` prints last; the store and the compiler's files are in ``folder``.
+
+    Raises:
+        RunFailed: the process failed or took too long; the message says what it printed last.
+    """
+    return _last_json(module, arguments, environment_for(HOTCOMPILE, folder, threads))
+
+
+def _last_json(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False, timeout=MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"it took more than {MOST_SECONDS:.0f} s") from None
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode or not lines:
+        raise RunFailed(_last_line(ran.stderr) or f"exit code {ran.returncode}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
 
 
 def environment_for(arm: str, folder: Path, threads: int) -> dict[str, str]:

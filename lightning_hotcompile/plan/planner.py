@@ -95,9 +95,9 @@ def plan_compile(
         reason = f"scope={scope!r} was asked for"
     _refuse_impossible(module, scope, islands, fullgraph, step)
     built = plan_step(module, step) if scope == "step" else BUILDERS[scope](module, islands, targets)
-    regions, left = _only_sharded(module, *built) if holds_sharded(module) else built
     if holds_sharded(module):
-        optimizers = ()  # its parameters are DTensors
+        built, optimizers = _only_sharded(module, *built), ()  # whose parameters are DTensors
+    regions, left = built
     optimizer_regions, notes = _optimizer_regions(optimizers, compile_optimizer, scope)
     return CompilePlan(
         scope=scope,

@@ -19,7 +19,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Reverted,
     SpeedUp,
 )
-from lightning_hotcompile.swap.witness import Graph
+from lightning_hotcompile.swap.graph import Graph
 from lightning_hotcompile.watch.opgraph import OpGraph
 from lightning_hotcompile.watch.stats import Ratio
 

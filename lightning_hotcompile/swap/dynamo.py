@@ -216,7 +216,6 @@ class CompileTimer:
         self._now = now
         self._since: float | None = None
         self.seconds = 0.0
-        self.frames = 0
 
     def start(self) -> None:
         """Begin to listen."""
@@ -235,7 +234,6 @@ class CompileTimer:
 
     def _on_start(self, *_: Any) -> None:
         self._since = self._now()
-        self.frames += 1
 
     def _on_end(self, *_: Any) -> None:
         if self._since is not None:
@@ -246,13 +244,6 @@ class CompileTimer:
 def graph_break_count() -> int:
     """Graph breaks that Dynamo has counted in this process so far."""
     return sum(counters["graph_break"].values())
-
-
-def graph_break_reasons() -> dict[str, int]:
-    """Reasons of all graph breaks so far in this process, each as its first line."""
-    return {
-        reason.strip().splitlines()[0]: n for reason, n in counters["graph_break"].items() if reason.strip()
-    }
 
 
 def recent_recompile_reasons(limit: int = 8) -> list[str]:

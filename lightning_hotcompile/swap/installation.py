@@ -15,12 +15,13 @@ from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.plan.sharding import holds_sharded
 from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
 from lightning_hotcompile.swap.gate import Gate, Lane
+from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.warmup import Capture, warm_up
-from lightning_hotcompile.swap.witness import Witness, first_line
+from lightning_hotcompile.swap.witness import Witness
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Installation:
             on_failure=self.gate.failures.append,
         )
         self._root = root
+        self._is_sharded = holds_sharded(root)
         self._config = config
         self._islands = IslandGuard(root, [i.name for i in plan.islands])
         self._optimizers = optimizers
@@ -94,11 +96,15 @@ class Installation:
         kind = SwappedStep if region.kind == "step" else SwappedRegion
         return kind(region, self.gate, self.witness, dynamic=dynamic, fullgraph=self._config.fullgraph)
 
+    @property
+    def needs_capture(self) -> bool:
+        """Whether some region can be warmed up on the inputs of a call."""
+        # A warm-up of blocks that FSDP2 shards would gather parameters outside of a step.
+        return not self._is_sharded and bool(self.plan.of_kind("group", "module"))
+
     def modules_to_capture(self) -> list[tuple[str, nn.Module]]:
         """One module of each region that can be warmed up, with the region's name."""
-        if holds_sharded(self._root):
-            return []  # a warm-up would gather parameters outside of a step
-        regions = self.plan.of_kind("group", "module")
+        regions = self.plan.of_kind("group", "module") if self.needs_capture else ()
         return [(r.name, self._root.get_submodule(r.members[0])) for r in regions]
 
     def put(self, captures: Mapping[str, Capture]) -> None:

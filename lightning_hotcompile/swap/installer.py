@@ -17,7 +17,8 @@ from lightning_hotcompile.plan.sharding import is_sharded
 from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError, compile_isolated
 from lightning_hotcompile.swap.fit import Fit
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.witness import Witness, first_line
+from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.witness import Witness
 
 
 def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -18,8 +18,7 @@ from lightning_hotcompile.swap.compilers import (
     why_no_backend_can,
 )
 from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
-from lightning_hotcompile.swap.graph import Graph as Graph
-from lightning_hotcompile.swap.graph import first_line as first_line
+from lightning_hotcompile.swap.graph import Graph, first_line
 from lightning_hotcompile.swap.parity.captured import copy_of, count_ops
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised

@@ -6,7 +6,6 @@ import copy
 import pickle
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.witness import Witness
 from tests import functions
 from tests.models import Block
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Setup:

@@ -7,7 +7,7 @@ import functools
 import io
 import pickle
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -23,13 +23,6 @@ from lightning_hotcompile.plan.islands import find_islands
 from lightning_hotcompile.swap.islands import IslandGuard
 
 D = 16
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class CountingBackend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,13 +23,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "RMSprop": {"momentum": 0.5, "centered": True},
     "Adam": {"amsgrad": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Arm:

@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from lightning_hotcompile.swap.dynamo import compile_isolated
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, free_memory, why_not
 from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, TensorSpec, pack
-from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status, warm_toolchain
+from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
@@ -89,7 +89,7 @@ def test_the_work_is_done_in_order_and_told(tmp_path: Path) -> None:
 
 
 def test_a_child_is_kept_and_gets_more(tmp_path: Path) -> None:
-    with warm_toolchain(tmp_path, worker=worker(WILLING)) as child:
+    with Prewarm(cache_dir=tmp_path, toolchain=["cpu"], worker=worker(WILLING)) as child:
         assert settled(child).state == "done"
         assert group(child.pid)
         child.add(job("late"))

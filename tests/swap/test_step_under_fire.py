@@ -36,12 +36,6 @@ def cases(module: Any) -> list[Any]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
-    # What Dynamo learned about the code of one case must not help or hinder the next one.
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("case", cases(step_logging_cases))
 def test_what_a_step_logs(case: type[Fire]) -> None:
     under_fire(case)

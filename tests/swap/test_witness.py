@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +10,6 @@ import torch
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.witness import Witness, check_backend, first_line
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Counting:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lightning_hotcompile.swap.prewarm.process import ChildProcess
 
@@ -206,10 +205,3 @@ class Prewarm:
         self._final = self._status(state, reason)
         if self._child is not None:
             self._child.end()
-
-
-def warm_toolchain(
-    cache_dir: str | os.PathLike[str], devices: Sequence[str] = ("cpu",), **options: Any
-) -> Prewarm:
-    """Start a child that only compiles a trivial function; it waits for graphs until it is closed."""
-    return Prewarm(cache_dir=cache_dir, toolchain=devices, **options).start()

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_in_cache
-from lightning_hotcompile.swap.witness import first_line
 
 
 def warm_toolchain(device: str) -> None:

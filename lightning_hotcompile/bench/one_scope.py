@@ -1,0 +1,98 @@
+"""One case compiled in one scope, in this process; prints one line of JSON.
+
+    python -m lightning_hotcompile.bench.one_scope CASE [--threads N] [--pairs N] [--options JSON]
+
+Where the compiler keeps its files is up to the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import warnings
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_hotcompile import judge
+from lightning_hotcompile.bench.cases import CASES, Case
+from lightning_hotcompile.callback import HotCompile
+from lightning_hotcompile.watch.opgraph import OpRecorder
+
+_STEPS_PER_PAIR = 2
+_STEPS_BEFORE_PAIRS = 40  # until a step is hot, is compiled and has been compiled again where it has to be
+
+
+class OpsOfOneStep(Callback):
+    """Records the operations of one training step, its backward and the optimizer's included."""
+
+    def __init__(self, step: int = 2) -> None:
+        self.ops: tuple[str, ...] = ()
+        self._step = step
+        self._recorder = OpRecorder()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Begin with the chosen step."""
+        if trainer.fit_loop.epoch_loop.batch_idx == self._step:
+            self._recorder.start()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """End with it."""
+        self._recorder.stop()
+        graph = self._recorder.graph()
+        if graph is not None:
+            self.ops = graph.ops
+
+
+def run(case: Case, pairs: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Train until ``pairs`` pairs of eager and compiled steps are measured; eager time / compiled time."""
+    hot, ops = HotCompile(**options), OpsOfOneStep()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        limit_train_batches=_STEPS_BEFORE_PAIRS + _STEPS_PER_PAIR * pairs,
+        callbacks=[ops, hot],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    torch.manual_seed(2)
+    trainer.fit(case.model(), torch.utils.data.DataLoader(case.batches(), batch_size=None))
+    report = hot.report
+    return {
+        "phase": report.phase,
+        "reason": report.reason,
+        "scope": report.scope,
+        "regions": [region.kind for region in report.regions if region.proven],
+        "eager_ms": report.eager_ms and report.eager_ms.median,
+        "speedup": report.speedup and report.speedup.value,
+        "low": report.speedup and report.speedup.low,
+        "high": report.speedup and report.speedup.high,
+        "pairs": report.speedup and report.speedup.n,
+        "compile_s": report.compile_s,
+        "ops": ops.ops,
+        "parameters": sum(p.numel() for p in trainer.lightning_module.parameters()),
+    }
+
+
+def main() -> None:
+    """One scope of one case in this process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", choices=sorted(CASES))
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--options", type=json.loads, default={})
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    judge.SETTLING_LOOKS = (given.pairs,)  # one look, after all pairs
+    print(json.dumps(run(CASES[given.case], given.pairs, given.options)))
+
+
+if __name__ == "__main__":
+    main()
