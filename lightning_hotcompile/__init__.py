@@ -1,12 +1,40 @@
 """torch.compile for PyTorch Lightning: once the step is hot, proven, and only where it pays."""
 
-from lightning_hotcompile.callback import HotCompile
-from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import HotCompileError
-from lightning_hotcompile.plan.planner import CompilePlan, plan_compile
-from lightning_hotcompile.receipt.report import Report
-from lightning_hotcompile.watch.detector import StepDetector
-from lightning_hotcompile.watch.signature import StepSignature
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from lightning_hotcompile.callback import HotCompile
+    from lightning_hotcompile.config import HotCompileConfig
+    from lightning_hotcompile.errors import HotCompileError
+    from lightning_hotcompile.plan.planner import CompilePlan, plan_compile
+    from lightning_hotcompile.receipt.report import Report
+    from lightning_hotcompile.watch.detector import StepDetector
+    from lightning_hotcompile.watch.signature import StepSignature
+else:
+    # Each is imported when it is first asked for: the help of the command `hotcompile` and its answer
+    # to a wrong option would wait for torch otherwise.
+    _HOMES = {
+        "CompilePlan": "plan.planner",
+        "HotCompile": "callback",
+        "HotCompileConfig": "config",
+        "HotCompileError": "errors",
+        "Report": "receipt.report",
+        "StepDetector": "watch.detector",
+        "StepSignature": "watch.signature",
+        "plan_compile": "plan.planner",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(_importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})
+
 
 __all__ = [
     "CompilePlan",

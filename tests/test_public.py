@@ -45,11 +45,25 @@ def test_each_public_name_is_there_with_a_docstring(name: str) -> None:
 
 
 def test_the_package_offers_nothing_else() -> None:
+    assert all(hasattr(lightning_hotcompile, name) for name in PUBLIC)  # each is imported when asked for
     rooms_and_modules = {
         name.split(".")[1] for name in sys.modules if name.startswith("lightning_hotcompile.")
     }
     offered = {n for n in vars(lightning_hotcompile) if not n.startswith("_")}
     assert offered - rooms_and_modules == PUBLIC
+
+
+def test_the_public_names_are_listed_before_they_are_imported() -> None:
+    code = "import lightning_hotcompile; print(*dir(lightning_hotcompile))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) >= PUBLIC
+
+
+def test_another_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="'HotCompiler'"):
+        _ = lightning_hotcompile.HotCompiler  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="HotCompiler"):
+        exec("from lightning_hotcompile import HotCompiler")
 
 
 def test_every_option_is_an_argument_with_the_same_default_and_nothing_else_is() -> None:

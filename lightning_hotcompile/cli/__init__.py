@@ -1,0 +1,1 @@
+"""The command ``hotcompile``: one file for each group of commands."""

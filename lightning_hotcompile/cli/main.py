@@ -1,0 +1,47 @@
+"""Puts the command ``hotcompile`` together.
+
+A group of commands is a file of its own. It imports torch, and whatever does so, inside of its commands:
+``hotcompile --help`` and a wrong option are answered at once.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from lightning_hotcompile.cli import doctor, run_commands, store
+
+app = typer.Typer(
+    name="hotcompile",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain help, and errors of one line: scripts read them too.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(store.app)
+app.command("doctor")(doctor.check_machine)
+run_commands.add_to(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lightning-hotcompile {metadata.version('lightning-hotcompile')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """What a run has left, the store of what earlier runs have learned, and a check of this machine."""
+
+
+def main() -> None:
+    """Run the command of this process's arguments."""
+    app(prog_name="hotcompile")
