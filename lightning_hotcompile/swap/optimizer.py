@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.witness import Witness
@@ -72,11 +73,14 @@ class SwappedOptimizer(SwappedRegion):
     ) -> None:
         # All or nothing: a half-compiled step would meet tensors where eager wants floats.
         super().__init__(region, gate, witness, dynamic=dynamic, fullgraph=True)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
+        self._rates = LearningRates(optimizer)
+        self._pair: tuple[Callable[[Optimizer], None], CompiledFn] | None = None
+        self.dynamic = dynamic
 
     def put(self, root: nn.Module) -> None:
         """Give the optimizer a ``step`` of its own; ``take_out`` removes it."""
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         self.error = why_not_compiled(optimizer)  # it may have been wrapped since the plan was made
         if self.error is not None:
             return
@@ -95,10 +99,9 @@ class SwappedOptimizer(SwappedRegion):
 
         self.undo_later(undo)
 
-    def _replacement(self, eager: Callable[..., Any]) -> Callable[..., Any]:
-        original = bare_step(type(self._optimizer))
-
-        rates = LearningRates(self._optimizer)
+    def _bodies(self) -> tuple[Callable[[Optimizer], None], CompiledFn]:
+        """The step without its wrappers, as it is and compiled."""
+        original, rates = bare_step(type(self.optimizer)), self._rates
 
         def optimizer_step(optimizer: Optimizer) -> None:
             if not torch.compiler.is_compiling():
@@ -106,7 +109,13 @@ class SwappedOptimizer(SwappedRegion):
             with torch.no_grad():
                 original(optimizer)
 
-        compiled = self.compiled(optimizer_step)
+        return optimizer_step, self.compiled(optimizer_step)
+
+    def _replacement(self, eager: Callable[..., Any]) -> Callable[..., Any]:
+        rates = self._rates
+        if self._pair is None:  # once: what is put in place again finds its compiled code
+            self._pair = self._bodies()
+        optimizer_step, compiled = self._pair
 
         def compiled_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             loss = None
@@ -125,10 +134,10 @@ class SwappedOptimizer(SwappedRegion):
         @functools.wraps(eager)
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
             if (
-                optimizer is not self._optimizer
+                optimizer is not self.optimizer
                 or kwargs
                 or self.error is not None
-                or not self._gate.compiled
+                or not self._gate.takes(self.region.name)
             ):
                 return eager(closure, **kwargs) if closure is not None else eager(**kwargs)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers look for

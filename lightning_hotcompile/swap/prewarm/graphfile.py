@@ -80,6 +80,13 @@ class TensorSpec:
         outside is a real tensor, whose memory is given back as soon as ``mode`` has seen it. The mode
         knows it for as long as the second tensor lives.
         """
+        value, memory = self.hollow()
+        fake = mode.from_tensor(value, static_shapes=True)
+        memory.untyped_storage().resize_(0)
+        return value, fake
+
+    def hollow(self) -> tuple[Tensor, Tensor]:
+        """A tensor that looks like the described one, and the memory behind it, which may be given back."""
         size = 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
         memory = torch.empty(max(size, 1), dtype=self.dtype, device=self.device)
         value = memory.detach().as_strided(self.shape, self.stride, self.offset).detach()
@@ -90,9 +97,7 @@ class TensorSpec:
         if not self.is_leaf:
             with torch.enable_grad():
                 value = value.view_as(value)
-        fake = mode.from_tensor(value, static_shapes=True)
-        memory.untyped_storage().resize_(0)
-        return value, fake
+        return value, memory
 
 
 def pack(
@@ -110,7 +115,7 @@ def pack(
     """
     placeholders = list(graph_module.graph.find_nodes(op="placeholder"))
     inputs = [TensorSpec.of(n.name, v) for n, v in zip(placeholders, example_inputs, strict=True)]
-    _refuse_shared_memory([*example_inputs, *graph_module.parameters(), *graph_module.buffers()])
+    refuse_shared_memory([*example_inputs, *graph_module.parameters(), *graph_module.buffers()])
     try:
         return pickle.dumps(
             {
@@ -166,7 +171,12 @@ def _graph_modules(module: GraphModule) -> list[tuple[str, GraphModule]]:
     return [(name, m) for name, m in module.named_modules() if isinstance(m, GraphModule)]
 
 
-def _refuse_shared_memory(tensors: Sequence[Any]) -> None:
+def refuse_shared_memory(tensors: Sequence[Any]) -> None:
+    """Refuse tensors of which two have the same storage.
+
+    Raises:
+        NotPortable: two do.
+    """
     # Compiled code depends on which inputs overlap: made for separate ones it would be found, and wrong.
     seen: dict[int, Tensor] = {}
     for tensor in tensors:

@@ -2,7 +2,8 @@
 
 The child gets captured graphs, not modules: bytes made by ``graphfile.pack``. It compiles them, forward
 and backward, at low priority into the same cache directory; a later compile of the same graph in this
-process finds both. Nothing that happens to the child reaches the training: it only has a reason.
+process finds both. Of an optimizer it gets a description and captures the graph by itself. Nothing that
+happens to the child reaches the training: it only has a reason.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ _WORKER = "lightning_hotcompile.swap.prewarm.worker"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One graph to compile: a name for people, and the bytes of ``graphfile.pack``."""
+    """One graph to compile: a name for people, and what says which graph.
+
+    ``kind`` is ``graph`` for the bytes of ``graphfile.pack``, ``optimizer`` for those of
+    ``optimizerfile.pack_optimizer``.
+    """
 
     name: str
     graph: bytes
+    kind: str = "graph"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +138,7 @@ class Prewarm:
         if self._child is None:
             self._to_come.append(job)
         else:
-            file = f"graph-{len(self._names):04d}"
+            file = f"{job.kind}-{len(self._names):04d}"
             try:
                 (self._child.folder / file).write_bytes(job.graph)
             except OSError as error:

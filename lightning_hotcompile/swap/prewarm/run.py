@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
+from torch.utils.hooks import RemovableHandle
 
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import folder_in_use
 from lightning_hotcompile.swap.installation import Installation
+from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, pack
+from lightning_hotcompile.swap.prewarm.optimizerfile import pack_optimizer
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
 from lightning_hotcompile.swap.warmup import Capture
 
@@ -22,7 +26,8 @@ class PrewarmRun:
     """Fills the compiler's cache for the graphs of one installation.
 
     The traced step runs the captured graphs eagerly: Dynamo's part of the compile is paid twice, the
-    backend's is paid by the child.
+    backend's is paid by the child. Optimizers step eagerly in it and are described after that, when their
+    gradients and their state are there; the child pays for all of their compile.
 
     Args:
         trace: an installation of its own, of the same plan.
@@ -44,9 +49,9 @@ class PrewarmRun:
         device: str,
     ) -> None:
         self._trace: Installation | None = trace
-        self._mode = mode
-        self._options = options
-        self._random = random
+        self._compiler: dict[str, Any] = {"mode": mode, "options": options, "random": random}
+        self._hooks: list[RemovableHandle] = []
+        self._described: set[str] = set()
         self._left_out: list[str] = []
         self._graphs = 0
         self._polls = 0
@@ -65,11 +70,17 @@ class PrewarmRun:
         self._child.start()
         self._trace.witness.collect = self._collect
         self._trace.put(captures)
-        self._trace.gate.open(Lane.COMPILE)
+        optimizers = [swapped for swapped in self._trace.optimizers if swapped.is_in_place]
+        for swapped in optimizers:
+            after_step = functools.partial(self._after_step, swapped)
+            self._hooks.append(swapped.optimizer.register_step_post_hook(after_step))
+        self._trace.gate.open(Lane.COMPILE, left_out=frozenset(s.region.name for s in optimizers))
 
     def end_step(self) -> None:
         """The traced step is over; a second call does nothing."""
         trace, self._trace = self._trace, None
+        while self._hooks:
+            self._hooks.pop().remove()
         if trace is not None:
             trace.take_out()
             self._child.close()
@@ -103,18 +114,22 @@ class PrewarmRun:
 
     def _collect(self, region: str, graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
         """Take one graph at the place where it would be compiled."""
+        self._hand_over(region, "graph", lambda: pack(graph_module, example_inputs, **self._compiler))
+
+    def _after_step(self, swapped: SwappedOptimizer, *_: Any) -> None:
+        """Take an optimizer after its first step; the hook stays until the traced step is over."""
+        name = swapped.region.name
+        if name not in self._described:
+            self._described.add(name)
+            self._hand_over(name, "optimizer", lambda: pack_optimizer(swapped, **self._compiler))
+
+    def _hand_over(self, region: str, kind: str, packed: Callable[[], bytes]) -> None:
         try:
-            data = pack(
-                graph_module,
-                example_inputs,
-                mode=self._mode,
-                options=self._options,
-                random=self._random,
-            )
+            data = packed()
         except NotPortable as reason:
             self._left_out.append(f"{region}: {reason}")
         except Exception as error:  # noqa: BLE001  # the flip compiles it itself
             self._left_out.append(f"{region}: {first_line(error)}")
         else:
             self._graphs += 1
-            self._child.add(Job(name=region, graph=data))
+            self._child.add(Job(name=region, graph=data, kind=kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -15,6 +16,9 @@ from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_b
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_in_cache
+from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
+
+_COMPILE: dict[str, Callable[[bytes], None]] = {"graph": compile_packed, "optimizer": compile_optimizer}
 
 
 def warm_toolchain(device: str) -> None:
@@ -51,11 +55,11 @@ def main(folder: Path) -> None:
         use_headers(Path(headers))
     for line in sys.stdin:
         name = line.strip()
-        kind, _, device = name.partition("-on-")
+        kind, _, rest = name.partition("-")
         if kind == "toolchain":
-            report(folder, name, lambda device=device: warm_toolchain(device))  # type: ignore[misc]
+            report(folder, name, functools.partial(warm_toolchain, rest.removeprefix("on-")))
         else:
-            report(folder, name, lambda name=name: compile_packed((folder / name).read_bytes()))  # type: ignore[misc]
+            report(folder, name, lambda kind=kind, name=name: _COMPILE[kind]((folder / name).read_bytes()))  # type: ignore[misc]
 
 
 if __name__ == "__main__":
