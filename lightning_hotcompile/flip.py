@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,10 +15,14 @@ from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
+from lightning_hotcompile.swap.fused import try_fused
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder
+from lightning_hotcompile.trainer_facts import device_type
+
+NO_REGION: frozenset[str] = frozenset()
 
 
 class Flip:
@@ -44,6 +48,8 @@ class Flip:
         story: Story,
         now: Callable[[], float],
     ) -> None:
+        self._trainer = trainer
+        self._module = module
         self._ledger = ledger
         self._story = story
         self._now = now
@@ -60,6 +66,8 @@ class Flip:
         self._new_installation = functools.partial(Installation, plan, module, config, trainer.optimizers)
         self.installation = self._new_installation()
         self.prewarm: PrewarmRun | None = None
+        self.advice: list[str] = []
+        """Sentences about what the user could change."""
 
     @property
     def in_place(self) -> bool:
@@ -86,7 +94,7 @@ class Flip:
         """Whether the step that runs shows a child process what to compile."""
         return self.prewarm is not None and self.prewarm.is_tracing
 
-    def begin_prewarm(self, device: str) -> None:
+    def begin_prewarm(self) -> None:
         """Start a child process that compiles what the step that is about to run will show."""
         start, config = self._now(), self._config
         captures = self._inputs.captures if self._inputs is not None else {}
@@ -99,15 +107,17 @@ class Flip:
             options=config.options,
             random=config.random,
             limit_s=config.compile_timeout,
-            device=device,
+            device=device_type(self._module),
         )
         self.prewarm.begin(captures)
         self._ledger.install_s += self._now() - start
 
-    def install(self) -> None:
-        """Put the plan in place and warm up what was captured."""
+    def install(self, eager_parts: Sequence[str] = ()) -> None:
+        """Put the plan in place and warm up what was captured; parts of it may be known to be no gain."""
         if self.in_place:
             return
+        for part in eager_parts:
+            self.take_back(part, "an earlier run was faster without it")
         start = self._now()
         self._peak_at_flip = allocated_peak_mb()
         captures: dict[str, Capture] = self._inputs.captures if self._inputs is not None else {}
@@ -119,6 +129,18 @@ class Flip:
         self.installation.put(captures)
         self._tell_new_graphs()
         self._ledger.install_s += self._now() - start
+
+    def take_back(self, part: str, reason: str) -> None:
+        """Let one part of the plan be eager from now on."""
+        for region in self.installation.take_back(part, reason):
+            self._story.fell_back(region, reason)
+
+    def try_fused(self, compiled_saves_s: float, step_s: float) -> None:
+        """Time torch's own fused optimizers on copies, and advise them where they save more."""
+        for optimizer in self._trainer.optimizers:
+            trial = try_fused(optimizer)
+            advice = trial.advice(compiled_saves_s, step_s) if trial is not None else None
+            self.advice += [advice] if advice is not None else []
 
     def take_out(self) -> None:
         """Change the model back."""
@@ -147,12 +169,16 @@ class Flip:
         wait = wanted is Lane.COMPILE and self.in_place and self.batch.is_one_to_wait_after()
         return wanted if self.in_place and not wait else Lane.EAGER
 
-    def open(self, lane: Lane, *, armed: bool = True) -> None:
-        """A step begins on this lane; ``armed``: its outputs are looked at for NaN while they are new."""
+    def open(self, lane: Lane, *, armed: bool = True, without: str | None = None) -> None:
+        """A step begins on this lane, perhaps without one part of the plan.
+
+        ``armed``: outputs are looked at for NaN while they are new.
+        """
         self.installation.witness.armed = armed
         self._runs_before = self.installation.witness.total_runs
         self.installation.gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
-        self.installation.gate.open(lane)
+        left_out = self.installation.parts.get(without, NO_REGION) if without else NO_REGION
+        self.installation.gate.open(lane, left_out)
 
     def close(self) -> tuple[bool, bool]:
         """A step ended: whether compiled code ran in it, wherever there is any; whether any was compiled."""

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from lightning.pytorch import Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.memory import Memory
-from lightning_hotcompile.plan.forecast import Decision, forecast
+from lightning_hotcompile.plan.forecast import Decision, forecast, worth_one_more
+from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.stages import remaining_batches
+from lightning_hotcompile.stages import TRAIN, remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, why_not
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.trainer_facts import device_type
 
 SETTLING_LOOKS: tuple[int, ...] = (10, 20, 40)
 """After so many pairs of eager and compiled units the ratio is looked at."""
+
+SETTLING_CONFIDENCE = 0.98
+"""Of the interval at each look, so that all looks together are wrong in less than 5% of the runs.
+
+Where there is no difference, one look at 95% is wrong in up to 5%, any of three in 7.9%; at 98% any of
+three in 2.6%. That leaves room for steps whose times depend on those before them.
+"""
 
 _ATTEMPTS = 4
 """So many steps may not call what was compiled (a step that returns at once) before it is given up."""
@@ -35,6 +46,7 @@ class Judge:
         ledger: knows what a step takes.
         stage: ``train`` or another stage of the Trainer.
         memory: knows what earlier runs have learned.
+        given: the decision to compile, where it was taken already.
     """
 
     def __init__(
@@ -46,6 +58,7 @@ class Judge:
         ledger: Ledger,
         stage: str,
         memory: Memory,
+        given: Decision | None = None,
     ) -> None:
         self._trainer = trainer
         self._config = config
@@ -54,7 +67,8 @@ class Judge:
         self._ledger = ledger
         self._stage = stage
         self._memory = memory
-        self.decision: Decision | None = None
+        self._given = given
+        self.decision: Decision | None = given
 
     def facts(self, track: Track) -> Facts:
         """What the machine has to know about this signature now."""
@@ -62,7 +76,7 @@ class Judge:
         hot = track.hot or self._config.threshold == 0 or _is_known(known, track)
         undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
         hot = hot and not (undecided and self._flip.batch.is_one_to_wait_after())
-        look = self._is_time_to_look(track)
+        look, pairs = self._is_time_to_look(track), track.interleaved
         return Facts(
             hot=hot,
             decision=self._decide(track) if hot and undecided else None,
@@ -72,8 +86,9 @@ class Judge:
             compiled_steps=track.compiled_steps,
             failure=self._failure(track) if track.phase.uses_compiled_code else None,
             retry=track.failure is not None,
-            ratio=track.pairs.ratio() if look else None,
+            ratio=pairs.ratio(SETTLING_CONFIDENCE) if look and pairs is not None else None,
             settling_is_over=track.looks + 1 >= len(SETTLING_LOOKS) if look else track.settling_is_over,
+            parts=self._parts(track),
             min_speedup=self._config.min_speedup,
             max_flips=self._config.max_flips,
         )
@@ -84,6 +99,33 @@ class Judge:
         if self._flip.prewarm is not None:
             return "over" if self._flip.prewarm.is_over() else "running"
         return "off" if self.why_no_prewarm() else "wanted"
+
+    def may_pay(self, track: Track) -> bool:
+        """Whether compiling could pay if it gained very much: else no step is recorded, which takes time."""
+        step_s, known = self._ledger.eager_step_s, self._memory.of(track.signature)
+        if not self._config.cost_gate or step_s is None:
+            return True
+        left = remaining_batches(self._trainer, self._stage, step_s)
+        plan = self._flip.installation.plan
+        return left is None or left * step_s > self._memory.expectation(plan, known, step_s).compile_s
+
+    def may_try_others(self, track: Track) -> bool:
+        """Whether other plans than the first one are for this callback to try."""
+        config = self._config
+        chosen = config.scope == "auto" and config.cost_gate and config.min_speedup > 0
+        alone = self._trainer.world_size == 1 and self._watch.tracks.flipped() == 1
+        return chosen and alone and self._stage == TRAIN and track.pairs.n > 0
+
+    def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
+        """Whether to try one more plan after the present one."""
+        step_s = median(track.pairs.compiled if track.phase is Phase.STEADY else track.pairs.eager)
+        return worth_one_more(
+            scope=plan.scope,
+            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
+            step_s=step_s,
+            cost_s=self._memory.expectation(plan, None, step_s).compile_s,
+            spent_s=self._ledger.spent_s,
+        )
 
     def why_no_prewarm(self) -> str | None:
         """Why no child process fills the compiler's cache first, or ``None``."""
@@ -96,8 +138,29 @@ class Judge:
 
     def _is_time_to_look(self, track: Track) -> bool:
         """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""
-        left = SETTLING_LOOKS[track.looks :]
-        return track.phase is Phase.SETTLING and bool(left) and track.pairs.n >= left[0]
+        left, pairs = SETTLING_LOOKS[track.looks :], track.interleaved
+        return pairs is not None and bool(left) and pairs.n >= left[0]
+
+    def _parts(self, track: Track) -> tuple[str, ...]:
+        """Parts of the plan to try with and without: the optimizer.
+
+        Not the rest: a compiled optimizer is made for the gradients of the compiled step, whose layout eager
+        ones may not have. None if the plan was asked for as it is, if an earlier run has tried, or where
+        ranks would have to agree.
+        """
+        parts, config = self._flip.installation.parts, self._config
+        if track.phase is not Phase.SETTLING or OPTIMIZER not in parts or len(parts) < 2:
+            return ()
+        if config.compile_optimizer != "auto" or config.min_speedup == 0 or self._trainer.world_size > 1:
+            return ()
+        known = self._memory.of(track.signature)
+        if (
+            known is not None
+            and known.verdict == "good"
+            and known.scope == self._flip.installation.plan.scope
+        ):
+            return ()
+        return (OPTIMIZER,)
 
     def _failure(self, track: Track) -> str | None:
         failure = self._flip.failure() or track.failure
@@ -113,7 +176,7 @@ class Judge:
             return Decision(go=False, reason=f"max_signatures={limit} is reached")
         if self._watch.differentiates_twice:
             return Decision(go=False, reason="create_graph=True: compiled code has no second derivative")
-        decision = self._forecast(track)
+        decision = self._given or self._forecast(track)
         if self.decision is None or self.decision.wait:
             self.decision = decision
         return decision
@@ -128,7 +191,7 @@ class Judge:
         return forecast(
             remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,
-            expected=self._memory.expectation(tuple(region.kind for region in plan.regions), known),
+            expected=self._memory.expectation(plan, known, step_s),
             spent_s=self._ledger.spent_s,
         )
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.watch.stats import Ratio
 
+MOST_OF_A_PART = 1.25
+"""So much faster a step may become without one part; what is slower than that is taken back at once."""
+
 
 class Phase(str, enum.Enum):
     """Where one step signature stands."""
@@ -16,6 +19,7 @@ class Phase(str, enum.Enum):
     PREWARMING = "prewarming"
     FLIPPING = "flipping"
     SETTLING = "settling"
+    REFINING = "refining"
     STEADY = "steady"
     DECLINED = "declined"
     REVERTED = "reverted"
@@ -26,7 +30,7 @@ class Phase(str, enum.Enum):
     @property
     def uses_compiled_code(self) -> bool:
         """Whether steps in this phase may run compiled code."""
-        return self in (Phase.FLIPPING, Phase.SETTLING, Phase.STEADY)
+        return self in (Phase.FLIPPING, Phase.SETTLING, Phase.REFINING, Phase.STEADY)
 
 
 class Action(enum.Enum):
@@ -36,6 +40,7 @@ class Action(enum.Enum):
     CAPTURE = "capture"
     PREWARM = "prewarm"
     INSTALL = "install"
+    DROP_PART = "drop part"
     TAKE_OUT = "take out"
 
 
@@ -48,6 +53,9 @@ class Facts:
 
     ``failure`` says why compiled code cannot be used any longer; ``retry`` whether another attempt
     could succeed. ``compiled_steps`` counts steps in which compiled code ran since the flip.
+
+    ``ratio`` is eager time / compiled time while settling; while refining it is the time without the part
+    that is tried / the time with it. ``parts`` are those of the plan that can be tried in this way.
     """
 
     hot: bool = False
@@ -60,18 +68,26 @@ class Facts:
     retry: bool = False
     ratio: Ratio | None = None
     settling_is_over: bool = False
+    parts: tuple[str, ...] = ()
     min_speedup: float = 1.02
     max_flips: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A phase, why it was entered, and how often this signature was compiled."""
+    """A phase, why it was entered, and how often this signature was compiled.
+
+    While refining, ``trying`` are the parts that are still to be tried, the first one now, and
+    ``outcome`` is what follows if all of them help. A plan is refined once.
+    """
 
     phase: Phase = Phase.OBSERVING
     reason: str = "training runs eagerly until a step has come back often enough"
     flips: int = 0
     may_retry: bool = False
+    trying: tuple[str, ...] = ()
+    outcome: Transition | None = None
+    refined: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,8 +101,8 @@ class Transition:
 def advance(state: State, facts: Facts) -> Transition:
     """The next state of one step signature.
 
-    ``observing -> (prewarming) -> flipping -> settling -> steady``, and ``declined`` or ``reverted``
-    from any of them. A state that stays is returned unchanged.
+    ``observing -> (prewarming) -> flipping -> settling -> (refining) -> steady``, and ``declined`` or
+    ``reverted`` from any of them. A state that stays is returned unchanged.
     """
     return _RULES[state.phase](state, facts)
 
@@ -135,14 +151,42 @@ def _settling(state: State, facts: Facts) -> Transition:
             return Transition(_to(state, Phase.STEADY, "kept unmeasured: no interleaved steps to compare"))
         return Transition(state)
     if ratio.low >= facts.min_speedup:
-        return Transition(_to(state, Phase.STEADY, f"{ratio.verdict}: {ratio}"))
+        return _refined_first(state, facts, Transition(_to(state, Phase.STEADY, f"{ratio.verdict}: {ratio}")))
     if ratio.high < facts.min_speedup:
-        return _too_slow(state, facts, ratio)
+        return _refined_first(state, facts, _too_slow(state, facts, ratio))
     if not facts.settling_is_over:
         return Transition(state)
     if ratio.value >= facts.min_speedup:
-        return Transition(_to(state, Phase.STEADY, f"{ratio.verdict}: {ratio}, kept"))
-    return _too_slow(state, facts, ratio)
+        kept = _to(state, Phase.STEADY, f"{ratio.verdict}: {ratio}, kept")
+        return _refined_first(state, facts, Transition(kept))
+    return _refined_first(state, facts, _too_slow(state, facts, ratio))
+
+
+def _refined_first(state: State, facts: Facts, outcome: Transition) -> Transition:
+    """A plan of several parts is tried with and without each of them before its outcome counts."""
+    hopeless = facts.ratio is not None and facts.ratio.high * MOST_OF_A_PART < facts.min_speedup
+    if state.refined or hopeless or not facts.parts:
+        return outcome
+    outcome = replace(outcome, state=replace(outcome.state, refined=True))
+    reason = f"{facts.ratio} as a whole; now with and without {facts.parts[0]}"
+    refining = replace(_to(state, Phase.REFINING, reason), trying=facts.parts, outcome=outcome, refined=True)
+    return Transition(refining)
+
+
+def _refining(state: State, facts: Facts) -> Transition:
+    if facts.failure is not None:
+        return _revert(state, facts)
+    ratio, (part, *others) = facts.ratio, state.trying
+    if ratio is not None and ratio.high < 1:
+        slower = f"a step is {1 / ratio.value:.2f}x faster if {part} is not compiled"
+        return Transition(_to(state, Phase.SETTLING, slower), Action.DROP_PART)
+    helps = ratio is not None and ratio.low > 1
+    if not helps and not facts.settling_is_over:
+        return Transition(state)
+    if not others:
+        assert state.outcome is not None
+        return state.outcome
+    return Transition(replace(state, trying=tuple(others), reason=f"now with and without {others[0]}"))
 
 
 def _steady(state: State, facts: Facts) -> Transition:
@@ -175,7 +219,7 @@ def _too_slow(state: State, facts: Facts, ratio: Ratio) -> Transition:
 
 
 def _to(state: State, phase: Phase, reason: str) -> State:
-    return replace(state, phase=phase, reason=reason, may_retry=False)
+    return replace(state, phase=phase, reason=reason, may_retry=False, trying=(), outcome=None)
 
 
 _RULES = {
@@ -183,6 +227,7 @@ _RULES = {
     Phase.PREWARMING: _prewarming,
     Phase.FLIPPING: _flipping,
     Phase.SETTLING: _settling,
+    Phase.REFINING: _refining,
     Phase.STEADY: _steady,
     Phase.DECLINED: _declined,
     Phase.REVERTED: _reverted,

@@ -10,6 +10,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.forecast import (
     WARM_SHARE,
     Expectation,
+    assumed_compile_s,
     expected_compile_s,
     expected_speedup,
 )
@@ -77,8 +78,9 @@ class Memory:
         self._store = store if config.cost_gate else None
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
+        self._assumed_s = assumed_compile_s(plan.regions)
         self._known: dict[StepSignature, Profile | None] = {}
-        self._history: list[tuple[tuple[str, ...], float]] | None = None
+        self._history: list[tuple[float, float]] | None = None
 
     def of(self, signature: StepSignature) -> Profile | None:
         """What is known about steps of this signature; the disk is asked once for each."""
@@ -89,17 +91,24 @@ class Memory:
             self._known[signature] = self._store.find(key)
         return self._known[signature]
 
-    def expectation(self, kinds: tuple[str, ...], known: Profile | None) -> Expectation:
-        """Cost and gain of compiling regions of these kinds: as measured before, else as assumed."""
-        cold_s = expected_compile_s(kinds, self._cold_compiles())
+    def eager_parts(self, signature: StepSignature, scope: str) -> tuple[str, ...]:
+        """Parts of a plan of this scope without which an earlier run was faster."""
+        known = self.of(signature)
+        good = known is not None and known.verdict == "good" and known.scope == scope
+        return known.eager_parts if good and known is not None else ()
+
+    def expectation(self, plan: CompilePlan, known: Profile | None, step_s: float | None) -> Expectation:
+        """Cost and gain of compiling a plan: as measured before, else as assumed for a step of this time."""
+        cold_s = expected_compile_s(plan.regions, self._cold_compiles())
+        assumed = expected_speedup(plan.regions, step_s)
         if known is None:
-            return Expectation(compile_s=cold_s, speedup=expected_speedup(kinds))
-        warm_s = known.warm_compile_s
+            return Expectation(compile_s=cold_s, speedup=assumed)
+        warm_s, judged = known.warm_compile_s, known.verdict != "unknown" and known.speedup is not None
         return Expectation(
             # The compiler's cache lies beside the profile: who finds one finds the other.
             compile_s=WARM_SHARE * (known.compile_s or cold_s) if warm_s is None else warm_s,
-            speedup=known.speedup or expected_speedup(kinds),
-            measured=known.speedup is not None,
+            speedup=(known.speedup if judged else None) or assumed,
+            measured=judged,
         )
 
     def learn(self, signature: StepSignature, report: Report) -> None:
@@ -108,11 +117,11 @@ class Memory:
         if self._store is None or verdict is None:
             return
         self._store.remember(self._profile(signature, report, verdict))
-        if report.compile_s > 0:
+        if report.compile_s > 0 and len(report.tried) <= 1:  # of several plans it is a sum
             self._store.add_compile_sample(
                 CompileSample(
                     kinds=tuple(region.kind for region in report.regions),
-                    n_ops=None,
+                    assumed_s=self._assumed_s,
                     seconds=report.compile_s,
                     warm=_was_warm(report),
                     torch=str(torch.__version__),
@@ -126,7 +135,7 @@ class Memory:
             return "good"
         if report.phase == "reverted" and report.speedup is not None:
             return "bad" if report.speedup.value < self._min_speedup else None
-        return "unknown" if report.phase == "settling" else None
+        return "unknown" if report.phase in ("settling", "refining") else None
 
     def _profile(self, signature: StepSignature, report: Report, verdict: str) -> Profile:
         assert self._store is not None
@@ -137,7 +146,8 @@ class Memory:
             reason=report.reason,
             scope=report.scope,
             when=utc_now(),
-            optimizer_compiled=any(r.kind == "optimizer" and r.proven for r in report.regions),
+            eager_parts=report.eager_parts,
+            tried=tuple(report.tried),
             speedup=None if ratio is None else ratio.value,
             speedup_low=None if ratio is None else ratio.low,
             speedup_high=None if ratio is None else ratio.high,
@@ -148,10 +158,10 @@ class Memory:
             warm_compile_s=report.compile_s if warm else None,
         )
 
-    def _cold_compiles(self) -> list[tuple[tuple[str, ...], float]]:
+    def _cold_compiles(self) -> list[tuple[float, float]]:
         if self._history is None:
             samples = () if self._store is None else self._store.compile_samples()
-            self._history = [(s.kinds, s.seconds) for s in samples if not s.warm]
+            self._history = [(s.assumed_s, s.seconds) for s in samples if not s.warm]
         return self._history
 
 

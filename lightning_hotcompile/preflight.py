@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.plan.obstacles import differentiates_twice
-from lightning_hotcompile.plan.planner import CompilePlan, plan_compile
+from lightning_hotcompile.plan.planner import CompilePlan, other_scopes, plan_compile
 from lightning_hotcompile.stages import STEP_METHOD, TRAIN
 from lightning_hotcompile.swap.witness import check_backend
 from lightning_hotcompile.switch import is_switched_off
@@ -78,6 +80,20 @@ def plan_for(
         fullgraph=config.fullgraph,
         step=STEP_METHOD[stage],
     )
+
+
+def other_plans(
+    trainer: Trainer, module: LightningModule, config: HotCompileConfig, plan: CompilePlan
+) -> list[CompilePlan]:
+    """Plans that can be tried after the one by rule; on one rank only, with the optimizers compiled."""
+    if config.scope != "auto" or config.targets or trainer.world_size > 1:
+        return []
+    wanted = config.compile_optimizer if config.compile_optimizer != "auto" else True
+    found = [
+        plan_for(trainer, module, replace(config, scope=scope, compile_optimizer=wanted))
+        for scope in other_scopes(module, plan)
+    ]
+    return [other for other in found if not other.is_empty]
 
 
 def _compile_optimizer(trainer: Trainer, config: HotCompileConfig) -> bool | str:

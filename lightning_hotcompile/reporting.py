@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lightning_hotcompile.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import event_to_dict
@@ -15,6 +16,9 @@ from lightning_hotcompile.swap.installation import Proof
 from lightning_hotcompile.trainer_facts import versions
 
 NOTHING_COMPARED = "nothing was compiled"
+
+MUCH_WAITING = 0.25
+"""From this share of the time between the steps on, a note says so."""
 
 
 def empty_report(
@@ -52,7 +56,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         plan_digest=session.plan.digest,
         decision=session.judge.decision.reason if session.judge.decision else "",
         steps=session.steps,
-        compile_s=installation.timer.seconds,
+        compile_s=session.rounds.compile_s,
         stall_s=ledger.stall_s,
         recompiles=session.story.recompiles,
         graph_breaks=installation.graph_breaks if session.ever_flipped else 0,
@@ -62,10 +66,12 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         ),
         eager_ms=ledger.eager_ms,
         compiled_ms=ledger.compiled_ms,
-        speedup=ledger.pairs.ratio(),
+        speedup=ledger.pairs.ratio(SETTLING_CONFIDENCE),
         break_even_step=ledger.break_even_step,
         saved_s=ledger.saved_s,
         regions=tuple(map(_region_proof, proofs)),
+        tried=dict(session.rounds.tried),
+        eager_parts=installation.taken_back,
         peak_memory_mb=session.flip.peak_memory_mb(),
         overhead_us=ledger.own_us,
         wait_share=ledger.wait_share,
@@ -78,6 +84,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         ),
         versions=versions(),
         events=tuple(event_to_dict(e) for e in events),
+        samples=ledger.samples.samples(),
     )
 
 
@@ -118,6 +125,8 @@ def _region_proof(proof: Proof) -> RegionProof:
 
 
 def _note(proof: Proof) -> str:
+    if proof.proven and proof.taken_back:
+        return f"eager again: {proof.taken_back}"
     if proof.mostly_eager:
         return f"compiled code ran in {proof.runs} of {proof.calls} calls; the others did not fit it"
     return "" if proof.proven else proof.error or "its compiled code did not run"
@@ -147,7 +156,7 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
     return [
         f"region {p.region.name} did not run compiled: {p.error or _never_called(p)}"
         for p in proofs
-        if not p.proven
+        if not p.proven and p.taken_back is None
     ]
 
 
@@ -158,7 +167,16 @@ def _never_called(proof: Proof) -> str:
 
 
 def _notes_of(session: Session) -> Iterator[str]:
-    prewarm, graph = session.flip.prewarm, session.watch.op_graph
+    prewarm, graph, share = session.flip.prewarm, session.watch.op_graph, session.ledger.wait_share
+    if share is not None and share >= MUCH_WAITING:
+        yield (
+            f"{share:.0%} of the time went by between the steps (loading data, logging, other callbacks): "
+            "compiling cannot shorten that; more num_workers in the DataLoader may"
+        )
+    if len(session.rounds.tried) > 1:
+        results = ", ".join(f"{scope} {speedup:.2f}x" for scope, speedup in session.rounds.tried.items())
+        yield f"scopes that were tried: {results}; {session.plan.scope} is in use"
+    yield from session.flip.advice
     if prewarm is not None:
         yield prewarm.in_words()
     if graph is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,16 +14,20 @@ from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.judge import Judge
-from lightning_hotcompile.machine import Action, Facts, Phase, State, Transition, advance
+from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.moves import Moves
+from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.preflight import other_plans
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.ledger import Ledger, StepRecord
 from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.rounds import Round, Rounds
 from lightning_hotcompile.stages import TRAIN, ends_unit
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.swap.gate import Lane
-from lightning_hotcompile.swap.ranks import Proposal, Ranks
+from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepClock
@@ -58,17 +63,21 @@ class Session:
         config = replace(config, compile_timeout=ranks.within_timeout(config.compile_timeout))
         self._trainer = trainer
         self._stage = stage
-        self._memory = memory
         self._now = now
-        self.plan = plan
         self.ledger = Ledger()
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story)
-        self.flip = Flip(trainer, module, config, plan, self.ledger, self.story, now)
-        self.judge = Judge(trainer, config, self.flip, self.watch, self.ledger, stage, memory)
         self.steps = 0
         self._together = Together(ranks, plan.digest)
-        self._leader: Track | None = None
+
+        def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
+            flip = Flip(trainer, module, config, plan, self.ledger, self.story, now)
+            judge = Judge(trainer, config, flip, self.watch, self.ledger, stage, memory, decision)
+            moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
+            return Round(plan=plan, flip=flip, judge=judge, moves=moves)
+
+        others = functools.partial(other_plans, trainer, module, config, plan)
+        self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
@@ -86,20 +95,19 @@ class Session:
         self.flip.batch.begin(batch, track.signature.batch)
         self.flip.end_capture()  # of the step before, whatever step this is
         if not self._is_at_rest(track):
-            if self._together.several:
-                self._move_together()
-            else:
-                self._move(track)
+            self.rounds.move(track, self.steps)
         lane = self.flip.lane(track.lane())
         record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER)
-        if track.phase is Phase.SETTLING:
-            record.pairs = track.pairs
+        record.pairs = track.interleaved
+        if record.pairs is not None:
             record.disturbed = lane is Lane.COMPILE  # may compile, and is looked at for NaN
+            record.without = track.without
         if self.flip.is_tracing:
             record.disturbed = record.stalled = True
         self._current = (track, record, lane)
-        self.flip.open(lane, armed=track.phase is not Phase.SETTLING or lane is Lane.COMPILE)
-        self.watch.begin_recording(track, record)
+        self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
+        if self.watch.is_one_to_record(track, record) and self.judge.may_pay(track):
+            self.watch.begin_recording(record)
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
         self._clock.start(record)
 
@@ -117,6 +125,8 @@ class Session:
         ran, new_graphs = self.flip.close()
         record.stalled |= new_graphs
         record.compiled = lane is not Lane.EAGER and ran
+        if record.without is not None:
+            lane = Lane.EAGER  # nothing may have been left that could run compiled
         record.disturbed |= new_graphs or (lane is not Lane.EAGER and not ran)
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
         if not self._is_at_rest(track):
@@ -150,7 +160,7 @@ class Session:
         """Change everything back and close the books."""
         self.abandon_step()
         self._book_finished_steps()
-        self.flip.take_out()
+        self.rounds.close(self.main_track)
 
     def give_up(self, reason: str) -> None:
         """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""
@@ -166,94 +176,20 @@ class Session:
             assert isinstance(finished.tag, StepRecord)
             self.ledger.add(finished, finished.tag)
 
-    def _move(self, track: Track) -> None:
-        """At most one transition of this signature."""
-        facts = self.judge.facts(track)
-        transition = advance(track.state, facts)
-        if facts.ratio is not None:
-            track.looks += 1
-        self._perform(track, transition, facts)
+    @property
+    def plan(self) -> CompilePlan:
+        """The plan in use."""
+        return self.rounds.now.plan
 
-    def _move_together(self) -> None:
-        """All ranks change at the same batch, or none does.
+    @property
+    def flip(self) -> Flip:
+        """What changes the model by that plan."""
+        return self.rounds.now.flip
 
-        One signature, the first that is hot on each rank, is compiled. In the steady state a rank may
-        go back to eager by itself, since gradients are averaged.
-        """
-        together = self._together
-        if together.state.phase is Phase.STEADY and self._leader is not None:
-            if self._leader.phase is Phase.STEADY:  # back to eager alone, but never compiled again alone
-                self._move(self._leader)
-            return
-        if not together.is_due(self.steps):
-            return
-        leader = self._leader or next((t for t in self.watch.tracks if t.hot), None)
-        facts = self.judge.facts(leader) if leader is not None else Facts()
-        transition = advance(leader.state, facts) if leader is not None else Transition(together.state)
-        agreed = together.exchange(transition.state, self.steps)
-        leader = leader or (self.watch.tracks.main() if agreed is not None else None)
-        if leader is None:
-            return
-        if facts.ratio is not None and transition.state == leader.state:
-            leader.looks += 1  # looked at and not decided; a decision waits for the others
-        if agreed is None:
-            # Within the flip an action need not change the phase: all ranks install at this batch.
-            if together.state.phase is Phase.FLIPPING and transition.state.phase is Phase.FLIPPING:
-                self._perform(leader, transition, facts)
-                self._wait_until_all_have_compiled(leader, transition.action)
-            return
-        self._leader = leader
-        self._perform_as_agreed(leader, transition, facts, agreed)
-        self._wait_until_all_have_compiled(leader, transition.action)
-
-    def _perform_as_agreed(
-        self, leader: Track, transition: Transition, facts: Facts, agreed: Proposal
-    ) -> None:
-        if agreed.phase != str(transition.state.phase):
-            ended = replace(leader.state, phase=Phase(agreed.phase), reason=agreed.reason)
-            transition = Transition(ended, Action.TAKE_OUT)
-        self._perform(leader, transition, facts)
-        self._together.state = leader.state
-
-    def _wait_until_all_have_compiled(self, leader: Track, action: Action) -> None:
-        """A barrier with a time limit: no rank waits in a collective for one that still compiles."""
-        if action is not Action.INSTALL or not self._together.compiling:
-            return
-        facts = self.judge.facts(leader)
-        transition = advance(leader.state, facts)
-        agreed = self._together.exchange(transition.state, self.steps, compiled=True)
-        if agreed is not None:
-            self._perform_as_agreed(leader, transition, facts, agreed)
-
-    def _perform(self, track: Track, transition: Transition, facts: Facts) -> None:
-        if transition.state == track.state and transition.action is Action.NONE:
-            return
-        before, track.state = track.state, transition.state
-        if transition.action is Action.INSTALL and self._together.several:
-            self._together.begin_compile()
-        if track.phase is Phase.FLIPPING and before.phase is not Phase.FLIPPING:
-            track.began_flip()
-            self.ledger.pairs = track.pairs
-            self.story.planned(self.plan.scope, self.plan.reason, len(self.plan.regions), str(self.plan))
-        if facts.ratio is not None and before.phase is Phase.SETTLING:
-            self.story.measured(facts.ratio)
-        if before.phase is not track.phase:
-            self.story.entered(str(track.phase), track.state.reason)
-        if transition.action in (Action.PREWARM, Action.INSTALL):
-            self._memory.begin_compiling()
-        if transition.action is Action.CAPTURE:
-            self.flip.begin_capture()
-        elif transition.action is Action.PREWARM:
-            self.flip.begin_prewarm(trainer_facts.device_type(self._trainer.lightning_module))
-        elif transition.action is Action.INSTALL:
-            self.flip.install()
-        elif transition.action is Action.TAKE_OUT:
-            self._take_out(track)
-
-    def _take_out(self, track: Track) -> None:
-        self.watch.cool_down(track)
-        if not self.watch.tracks.anyone_uses_compiled_code():
-            self.flip.take_out()
+    @property
+    def judge(self) -> Judge:
+        """Who knows the facts about that plan."""
+        return self.rounds.now.judge
 
     @property
     def ever_flipped(self) -> bool:

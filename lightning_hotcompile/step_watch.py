@@ -96,10 +96,14 @@ class StepWatch:
         track.hot = False
         self._detector.raise_threshold(self._detector.last_unit or track.signature)
 
-    def begin_recording(self, track: Track, record: StepRecord) -> None:
-        """Record the operations of this step, if it is the one to record."""
-        if self.op_graph is not None or record.compiled or track.steps + 1 != self._recorded_step:
-            return
+    def is_one_to_record(self, track: Track, record: StepRecord) -> bool:
+        """Whether this is the step whose operations are to be known, should anything be compiled."""
+        if self.op_graph is not None or record.compiled:
+            return False
+        return track.steps + 1 == self._recorded_step
+
+    def begin_recording(self, record: StepRecord) -> None:
+        """Record the operations of this step."""
         record.disturbed = record.recorded = True
         self._recorder = OpRecorder()
         self._recorder.start()

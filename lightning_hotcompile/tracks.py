@@ -32,6 +32,14 @@ class Track:
     """Those of them in which compiled code ran."""
 
     pairs: PairedUnits = field(default_factory=PairedUnits)
+    """Eager and compiled units."""
+
+    trial: PairedUnits = field(default_factory=PairedUnits)
+    """Units without and with the part of the plan that is tried."""
+
+    optimizer_saves_s: float = 0.0
+    """Seconds of a step that the compiled optimizer saves, as its trial has found."""
+
     settling_units: int = 0
     looks: int = 0
     may_compile: int = 0
@@ -56,9 +64,33 @@ class Track:
             return Lane.EAGER
         if self.phase is Phase.FLIPPING:
             return Lane.COMPILE
-        if self.phase is Phase.SETTLING and self.settling_units % 4 in (0, 3):
+        if self.phase is Phase.SETTLING and self._is_first_arm:
             return Lane.EAGER
         return Lane.COMPILE if self.may_compile > 0 else Lane.REUSE
+
+    @property
+    def _is_first_arm(self) -> bool:
+        return self.settling_units % 4 in (0, 3)
+
+    @property
+    def without(self) -> str | None:
+        """The part of the plan that is left out of the next unit."""
+        trying = self.state.trying
+        return trying[0] if trying and self.phase is Phase.REFINING and self._is_first_arm else None
+
+    @property
+    def interleaved(self) -> PairedUnits | None:
+        """Where the time of the next unit goes, if two kinds are compared now."""
+        if self.phase is Phase.SETTLING:
+            return self.pairs
+        return self.trial if self.phase is Phase.REFINING else None
+
+    def began_comparing(self) -> None:
+        """Two kinds of units are compared from now on."""
+        self.settling_units = self.looks = 0
+        if self.phase is Phase.SETTLING:
+            self.pairs = PairedUnits()
+        self.trial = PairedUnits()
 
     @property
     def settling_is_over(self) -> bool:
@@ -74,10 +106,15 @@ class Track:
         self.may_compile = _UNITS_THAT_MAY_COMPILE
         self.failure = None
 
+    def begin_another_round(self, reason: str) -> None:
+        """Another plan is to be tried on this signature, which is hot already."""
+        self.state = State(reason=reason, flips=self.state.flips)
+        self.hot = True
+
     def ran(self, *, lane: Lane, compiled: bool, ends_unit: bool) -> None:
         """Book one step: which lane it had, and whether compiled code ran."""
         self.steps += 1
-        if self.phase is Phase.SETTLING and ends_unit:
+        if self.phase in (Phase.SETTLING, Phase.REFINING) and ends_unit:
             self.settling_units += 1
         if lane is Lane.EAGER:
             return

@@ -20,7 +20,8 @@ ALLOWED = {
     Phase.OBSERVING: {Phase.PREWARMING, Phase.FLIPPING, Phase.DECLINED},
     Phase.PREWARMING: {Phase.FLIPPING},
     Phase.FLIPPING: {Phase.SETTLING, Phase.REVERTED},
-    Phase.SETTLING: {Phase.STEADY, Phase.REVERTED},
+    Phase.SETTLING: {Phase.REFINING, Phase.STEADY, Phase.REVERTED},
+    Phase.REFINING: {Phase.SETTLING, Phase.STEADY, Phase.REVERTED},
     Phase.STEADY: {Phase.REVERTED},
     Phase.DECLINED: set(),
     Phase.REVERTED: {Phase.FLIPPING},
@@ -42,6 +43,15 @@ def state(phase: Phase, **fields: Any) -> State:
     return State(phase=phase, reason="before", **fields)
 
 
+BOTH = ("optimizer", "step")
+KEPT = Transition(state(Phase.STEADY, flips=1, refined=True))
+TOO_SLOW = Transition(state(Phase.REVERTED, flips=1, refined=True), Action.TAKE_OUT)
+
+
+def refining(*trying: str, outcome: Transition = KEPT) -> State:
+    return state(Phase.REFINING, flips=1, trying=trying, outcome=outcome, refined=True)
+
+
 STAYS: list[tuple[str, State, Facts, Action]] = [
     ("not hot", state(Phase.OBSERVING), Facts(decision=GO), Action.NONE),
     ("hot, undecided", state(Phase.OBSERVING), Facts(hot=True), Action.NONE),
@@ -54,6 +64,9 @@ STAYS: list[tuple[str, State, Facts, Action]] = [
     ("too few pairs", state(Phase.SETTLING, flips=1), Facts(installed=True, compiled_steps=9), Action.NONE),
     ("unsure above", state(Phase.SETTLING, flips=1), Facts(ratio=UNSURE_UP), Action.NONE),
     ("unsure below", state(Phase.SETTLING, flips=1), Facts(ratio=UNSURE_DOWN), Action.NONE),
+    ("a part, too few pairs", refining(*BOTH), Facts(installed=True), Action.NONE),
+    ("a part, unsure", refining(*BOTH), Facts(ratio=UNSURE_UP), Action.NONE),
+    ("the last part, unsure", refining("step"), Facts(ratio=UNSURE_DOWN), Action.NONE),
     ("steady", state(Phase.STEADY, flips=1), Facts(installed=True, compiled_steps=99), Action.NONE),
     ("steady, measured late", state(Phase.STEADY, flips=1), Facts(ratio=SLOWER), Action.NONE),
     ("declined, hot", state(Phase.DECLINED), Facts(hot=True, decision=GO), Action.NONE),
@@ -189,6 +202,39 @@ MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
         "recompile storm",
     ),
     (
+        "faster, of two parts",
+        state(Phase.SETTLING),
+        Facts(ratio=FASTER, parts=BOTH),
+        Phase.REFINING,
+        Action.NONE,
+        "1.40x [1.30, 1.50] as a whole; now with and without optimizer",
+    ),
+    (
+        "a part that slows the step down",
+        refining(*BOTH),
+        Facts(ratio=SLOWER),
+        Phase.SETTLING,
+        Action.DROP_PART,
+        "a step is 1.25x faster if optimizer is not compiled",
+    ),
+    ("the last part helps", refining("step"), Facts(ratio=FASTER), Phase.STEADY, Action.NONE, "before"),
+    (
+        "all parts help, and the whole is too slow",
+        refining("step", outcome=TOO_SLOW),
+        Facts(ratio=UNSURE_UP, settling_is_over=True),
+        Phase.REVERTED,
+        Action.TAKE_OUT,
+        "before",
+    ),
+    (
+        "fails while refining",
+        refining(*BOTH),
+        Facts(ratio=FASTER, failure="recompile storm"),
+        Phase.REVERTED,
+        Action.TAKE_OUT,
+        "recompile storm",
+    ),
+    (
         "fails in steady state",
         state(Phase.STEADY),
         Facts(failure="recompile storm"),
@@ -251,6 +297,40 @@ def test_min_speedup_zero_keeps_all() -> None:
     assert advance(state(Phase.SETTLING), facts).state.phase is Phase.STEADY
 
 
+def test_parts_are_tried_one_after_the_other_and_then_the_outcome_counts() -> None:
+    whole = Facts(ratio=FASTER, parts=BOTH)
+    first = advance(state(Phase.SETTLING, flips=1), whole).state
+    assert first.trying == BOTH
+    second = advance(first, Facts(ratio=FASTER)).state
+    assert (second.phase, second.trying) == (Phase.REFINING, ("step",))
+    third = advance(second, Facts(ratio=None, settling_is_over=True)).state
+    assert (third.phase, third.trying, third.outcome) == (Phase.STEADY, (), None)
+    assert third.reason == advance(state(Phase.SETTLING), Facts(ratio=FASTER)).state.reason
+
+
+def test_a_plan_that_is_too_slow_as_a_whole_may_be_saved_by_its_better_part() -> None:
+    trying = advance(state(Phase.SETTLING, flips=1), Facts(ratio=SLOWER, parts=BOTH)).state
+    without = advance(trying, Facts(ratio=FASTER)).state  # the optimizer helps
+    again = advance(without, Facts(ratio=SLOWER))  # and the step does not
+    assert (again.state.phase, again.action) == (Phase.SETTLING, Action.DROP_PART)
+    kept = advance(again.state, Facts(ratio=FASTER, parts=("optimizer",)))
+    assert (kept.state.phase, kept.action) == (Phase.STEADY, Action.NONE)
+
+
+def test_what_is_far_too_slow_is_taken_back_at_once() -> None:
+    crawls = Facts(ratio=ratio(0.5, 0.6, 0.7), parts=BOTH)
+    assert advance(state(Phase.SETTLING), crawls).state.phase is Phase.REVERTED
+
+
+def test_where_there_is_no_part_to_try_the_outcome_counts_at_once() -> None:
+    assert advance(state(Phase.SETTLING), Facts(ratio=FASTER, parts=())).state.phase is Phase.STEADY
+
+
+def test_a_plan_is_refined_once() -> None:
+    again = state(Phase.SETTLING, refined=True)
+    assert advance(again, Facts(ratio=FASTER, parts=BOTH)).state.phase is Phase.STEADY
+
+
 def test_flips_are_counted_when_they_begin_and_kept() -> None:
     flipping = advance(State(), Facts(hot=True, decision=GO)).state
     assert flipping.flips == 1
@@ -294,6 +374,7 @@ def any_facts(rng: random.Random) -> Facts:
         retry=rng.random() < 0.5,
         ratio=rng.choice([None, FASTER, SLOWER, BARELY_FASTER, UNSURE_UP, UNSURE_DOWN]),
         settling_is_over=rng.random() < 0.3,
+        parts=rng.choice([(), ("step",), BOTH]),
         max_flips=rng.choice([1, 3]),
     )
 
@@ -301,7 +382,7 @@ def any_facts(rng: random.Random) -> Facts:
 def check(before: State, facts: Facts, transition: Transition) -> None:
     after, action = transition.state, transition.action
     if after.phase is before.phase:
-        assert after is before
+        assert after is before or after.trying == before.trying[1:] != ()
         allowed = {Phase.FLIPPING: Action.INSTALL, Phase.PREWARMING: Action.PREWARM}
         assert action in (Action.NONE, allowed.get(before.phase))
         return
@@ -313,6 +394,9 @@ def check(before: State, facts: Facts, transition: Transition) -> None:
     assert (action is Action.CAPTURE) <= (after.phase in (Phase.PREWARMING, Phase.FLIPPING))
     assert (action is Action.PREWARM) <= (after.phase is Phase.PREWARMING)
     assert (action is Action.NONE) <= (after.phase not in (Phase.PREWARMING, Phase.FLIPPING))
+    dropped = before.phase is Phase.REFINING and after.phase is Phase.SETTLING
+    assert (action is Action.DROP_PART) == dropped
+    assert bool(after.trying) == (after.outcome is not None) == (after.phase is Phase.REFINING)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -60,6 +60,20 @@ class TestLane:
         eager, compiled = [Lane.EAGER] * 2, [Lane.REUSE] * 2
         assert lanes == eager + compiled + compiled + eager + eager + compiled
 
+    def test_refining_takes_turns_without_and_with_the_part_that_is_tried(self) -> None:
+        found = track(Phase.REFINING)
+        found.state = dataclasses.replace(found.state, trying=("optimizer", "step"))
+        arms = []
+        for _ in range(6):
+            arms.append((found.lane(), found.without))
+            found.ran(lane=Lane.REUSE, compiled=True, ends_unit=True)
+        without, whole = (Lane.REUSE, "optimizer"), (Lane.REUSE, None)
+        assert arms == [without, whole, whole, without, without, whole]
+
+    @pytest.mark.parametrize("phase", [Phase.SETTLING, Phase.STEADY])
+    def test_nothing_is_left_out_in_other_phases(self, phase: Phase) -> None:
+        assert track(phase).without is None
+
     def test_the_first_compiled_units_may_compile_and_later_ones_not(self) -> None:
         found = track(Phase.STEADY)
         found.began_flip()
@@ -91,6 +105,23 @@ class TestBooks:
             found.ran(lane=found.lane(), compiled=True, ends_unit=False)
             found.ran(lane=found.lane(), compiled=True, ends_unit=True)
         assert found.settling_is_over
+
+    def test_a_trial_of_a_part_keeps_the_pairs_of_the_whole(self) -> None:
+        found = track(Phase.SETTLING)
+        pairs = found.interleaved
+        found.state = dataclasses.replace(found.state, phase=Phase.REFINING, trying=("optimizer",))
+        found.began_comparing()
+        assert found.pairs is pairs
+        trial = found.interleaved
+        assert trial not in (None, pairs)
+        found.began_comparing()  # the next part
+        assert found.interleaved is not trial
+
+    def test_what_is_timed_once_more_begins_anew(self) -> None:
+        found = track(Phase.SETTLING, settling_units=7, looks=2)
+        pairs = found.pairs
+        found.began_comparing()
+        assert (found.settling_units, found.looks, found.pairs is pairs) == (0, 0, False)
 
     @pytest.mark.parametrize("phase", [Phase.OBSERVING, Phase.FLIPPING, Phase.STEADY])
     def test_only_settling_counts_settling_units(self, phase: Phase) -> None:
@@ -129,7 +160,7 @@ class TestMisses:
         found.began_flip()
         same = {"signature": found.signature, "state": found.state, "steps": found.steps}
         fresh = Track(**same, may_compile=MAY_COMPILE)
-        assert dataclasses.asdict(found) == {**dataclasses.asdict(fresh), "pairs": ANY}
+        assert dataclasses.asdict(found) == {**dataclasses.asdict(fresh), "pairs": ANY, "trial": ANY}
         assert found.pairs is not before
         assert (found.pairs.eager, found.pairs.compiled) == ([], [])
         miss(found, MISSES)

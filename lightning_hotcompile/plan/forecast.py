@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-SPEEDUP_WITH_OPTIMIZER = 1.32
-"""Assumed eager time / compiled time of a whole step with a compiled optimizer (11 small CPU models)."""
+from lightning_hotcompile.plan.prior import PRIOR
+from lightning_hotcompile.plan.scopes import Region
 
-SPEEDUP_OF_STEP = 1.18
-"""The same for the whole step alone (the same 11 models)."""
+GAIN_OF_ONE_MORE = 1.05
+"""Assumed gain of another scope over the one by rule, where it has any (4 to 12% in the suite ``scopes``)."""
 
-SPEEDUP_OF_REGIONS = 1.16
-"""The same for compiled blocks (a Llama of 8B parameters on 8 GPUs: 1.157; small CPU models gain less)."""
+CHEAP = 0.01
+"""Share of the time that is left which may be spent to find out, whatever the expected gain."""
 
 BASE_COMPILE_S = 11.0
 """Seconds until the first graph is compiled, the toolchain's own start included (2 CPU cores, cold)."""
 
-SECONDS_PER_REGION = {"step": 10.0, "group": 7.0, "module": 7.0, "function": 3.0, "optimizer": 4.0}
-"""Seconds for each further region, forward and backward (a GPT of 4 blocks, 2 CPU cores, cold)."""
+SECONDS_PER_REGION = {"step": 16.0, "group": 5.0, "module": 5.0, "function": 3.0, "optimizer": 1.0}
+"""Seconds for each further region, forward and backward (suite ``scopes``, 2 CPU cores, cold)."""
+
+SECONDS_PER_TENSOR = 0.2
+"""Seconds for each tensor that a compiled optimizer steps (the same)."""
 
 WARM_SHARE = 0.15
 """Compile time with a full compiler cache over that with an empty one (a GPT of 4 blocks: 2 s of 14)."""
@@ -49,30 +52,31 @@ class Expectation:
     """Whether an earlier run has measured the gain."""
 
 
-def expected_compile_s(kinds: Sequence[str], history: Sequence[tuple[Sequence[str], float]] = ()) -> float:
-    """Seconds that compiling regions of these kinds takes with an empty compiler cache.
+def expected_compile_s(regions: Sequence[Region], history: Sequence[tuple[float, float]] = ()) -> float:
+    """Seconds that compiling these regions takes with an empty compiler cache.
 
     Args:
-        kinds: of the regions.
-        history: compiles of this machine with an empty cache, oldest first: kinds and seconds. Those
-            of the same kinds are believed as they are; others say how fast this machine compiles.
+        regions: of a plan.
+        history: compiles of this machine with an empty cache, oldest first: seconds that would have been
+            assumed, and seconds that they took. They say how fast this machine compiles.
     """
-    same = [seconds for known, seconds in history if tuple(known) == tuple(kinds)]
-    if same:
-        return median(same[-RECENT:])
-    speeds = [seconds / _assumed_compile_s(known) for known, seconds in history[-RECENT:]]
-    return _assumed_compile_s(kinds) * (median(speeds) if speeds else 1.0)
+    speeds = [seconds / assumed for assumed, seconds in history[-RECENT:] if assumed > 0]
+    return assumed_compile_s(regions) * (median(speeds) if speeds else 1.0)
 
 
-def _assumed_compile_s(kinds: Sequence[str]) -> float:
-    return BASE_COMPILE_S + sum(SECONDS_PER_REGION.get(kind, 7.0) for kind in kinds)
+def assumed_compile_s(regions: Sequence[Region]) -> float:
+    """The same on the machine on which the constants were measured."""
+    tensors = sum(region.tensors for region in regions)
+    each = sum(SECONDS_PER_REGION.get(region.kind, SECONDS_PER_REGION["module"]) for region in regions)
+    return BASE_COMPILE_S + each + SECONDS_PER_TENSOR * tensors
 
 
-def expected_speedup(kinds: Sequence[str]) -> float:
-    """Eager time / compiled time that regions of these kinds are expected to give."""
+def expected_speedup(regions: Sequence[Region], step_s: float | None) -> float:
+    """Eager time / compiled time that these regions are expected to give, by the prior."""
+    kinds = {region.kind for region in regions}
     if "step" in kinds:
-        return SPEEDUP_WITH_OPTIMIZER if "optimizer" in kinds else SPEEDUP_OF_STEP
-    return SPEEDUP_OF_REGIONS
+        return PRIOR["step+optimizer" if "optimizer" in kinds else "step"].speedup(step_s)
+    return PRIOR["regions+optimizer"].speedup(step_s)
 
 
 def forecast(
@@ -105,13 +109,40 @@ def forecast(
         f"{remaining_steps:,} steps of {_ms(step_s)} are left, at {gain} "
         f"compiling saves about {saving:.1f} s and costs about {cost:.0f} s"
     )
-    go = saving > cost
+    go, words = saving > cost, "worth it" if saving > cost else "not worth it"
+    if not go and not expected.measured and cost < CHEAP * remaining_steps * step_s:
+        go, words = True, f"worth finding out, since it costs less than {CHEAP:.0%} of what is left"
     return Decision(
         go=go,
-        reason=f"{'worth it' if go else 'not worth it'}: {facts}",
+        reason=f"{words}: {facts}",
         expected_cost_s=cost,
         expected_saving_s=saving,
     )
+
+
+def worth_one_more(
+    *, scope: str, remaining_steps: int | None, step_s: float, cost_s: float, spent_s: float
+) -> Decision:
+    """Whether one more plan is tried in a run that has one already, or has none that helped.
+
+    It is taken to gain little. In a run of unknown length as much as it has taken so far is taken to be left.
+
+    Args:
+        scope: of the plan.
+        remaining_steps: steps that are left, ``None`` if unknown.
+        step_s: seconds of a step as it is now.
+        cost_s: seconds that compiling the plan takes.
+        spent_s: seconds that this run has spent in steps so far.
+    """
+    left_s = spent_s if remaining_steps is None else remaining_steps * step_s
+    saving = left_s * (1 - 1 / GAIN_OF_ONE_MORE)
+    facts = (
+        f"scope {scope} costs about {cost_s:.0f} s to compile, and if it gains "
+        f"{100 * (GAIN_OF_ONE_MORE - 1):.0f}% it saves {saving:.0f} s in what is left"
+    )
+    go = saving > cost_s
+    words = "one more plan is tried" if go else "no other plan is tried"
+    return Decision(go=go, reason=f"{words}: {facts}", expected_cost_s=cost_s, expected_saving_s=saving)
 
 
 def _of_unknown_length(step_s: float, spent_s: float, cost: float) -> Decision:

@@ -40,6 +40,8 @@ class Region:
     class_name: str
     parameters: int = 0
     structure: str = ""
+    tensors: int = 0
+    """How many tensors an optimizer steps."""
 
 
 _Built = tuple[tuple[Region, ...], tuple[LeftEager, ...]]

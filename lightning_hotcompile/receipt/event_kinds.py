@@ -155,6 +155,25 @@ class SpeedUp(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartTried(Event):
+    """Steps without one part of the plan were compared with steps of all of it; above 1 the part helps."""
+
+    part: str
+    value: float
+    low: float
+    high: float
+    n: int
+    """Pairs of steps measured."""
+
+    kept: bool
+
+    def __str__(self) -> str:
+        low, high = _number(self.low, ".2f"), _number(self.high, ".2f")
+        what = "kept" if self.kept else "taken back"
+        return f"{self.part} {what}: {_number(self.value, '.2f')}x with it, interval {low} to {high}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recompiled(Event):
     """A region was compiled once more than planned."""
 

@@ -8,6 +8,7 @@ import math
 import os
 import textwrap
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from lightning_hotcompile.errors import warn
@@ -19,6 +20,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Event,
     Fallback,
     ParityChecked,
+    PartTried,
     PhaseChanged,
     Planned,
     Recompiled,
@@ -34,6 +36,7 @@ __all__ = [
     "Event",
     "EventLog",
     "Fallback",
+    "PartTried",
     "PhaseChanged",
     "Planned",
     "Recompiled",
@@ -41,6 +44,7 @@ __all__ = [
     "ParityChecked",
     "SpeedUp",
     "describe",
+    "event_from_dict",
     "event_to_dict",
     "read_events",
 ]
@@ -147,7 +151,7 @@ def describe(event: Event) -> str:
     'step     10  COMPILED       blocks in 3.50 s, 120 ops, not in the cache'
     """
     words = textwrap.shorten(str(event), width=_LINE_LIMIT, placeholder=" ...")
-    return f"step {event.step:>6}  {event.kind.upper():<13}  {words}".rstrip()
+    return f"step {event.step:>6}  {event.kind.upper():<14}  {words}".rstrip()
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -155,6 +159,15 @@ def event_to_dict(event: Event) -> dict[str, Any]:
     fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
     return {"kind": event.kind, **finite}
+
+
+def event_from_dict(record: Mapping[str, Any]) -> tuple[Event | None, str]:
+    """The event of such a dictionary, or None, and what is wrong with the dictionary; empty if nothing is."""
+    fields = dict(record)
+    cls = _KINDS.get(str(fields.pop("kind", None)))
+    if cls is None:
+        return None, "has no known kind; it may come from a newer version"
+    return _from_record(cls, fields)
 
 
 _KINDS: dict[str, type[Event]] = {cls.kind_name(): cls for cls in Event.__subclasses__()}
@@ -165,6 +178,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "float": (int, float, type(None)),
     "str": (str,),
     "int | None": (int, type(None)),
+    "bool": (bool,),
     "bool | None": (bool, type(None)),
 }
 
@@ -196,10 +210,7 @@ def _from_line(line: bytes) -> tuple[Event | None, str]:
         return None, f"is not JSON ({error})"
     if not isinstance(record, dict):
         return None, f"is {type(record).__name__}, not an event"
-    cls = _KINDS.get(str(record.pop("kind", None)))
-    if cls is None:
-        return None, "has no known kind; it may come from a newer version"
-    return _from_record(cls, record)
+    return event_from_dict(record)
 
 
 def _from_record(cls: type[Event], record: dict[str, Any]) -> tuple[Event | None, str]:

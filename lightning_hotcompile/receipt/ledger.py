@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from lightning_hotcompile.receipt.report import PhaseStats
+from lightning_hotcompile.receipt.samples import StepSamples
 from lightning_hotcompile.watch.clock import StepTime
 from lightning_hotcompile.watch.stats import Ratio, Summary, Window, paired_ratio, summarize
 
@@ -19,7 +21,8 @@ class StepRecord:
 
     ``ends_unit`` is false for a micro-step after which gradients are accumulated further;
     ``disturbed`` steps (compiled something, were recorded, or hold an odd batch) are not compared.
-    ``pairs`` is where the time of a settling step goes.
+    ``pairs`` is where the time of an interleaved step goes; ``without`` names the part of the plan that is
+    left out of it, which then takes the place of eager.
     """
 
     phase: str
@@ -29,6 +32,20 @@ class StepRecord:
     stalled: bool = False
     recorded: bool = False
     pairs: PairedUnits | None = None
+    without: str | None = None
+
+    @property
+    def is_second_arm(self) -> bool:
+        """Whether it is on the right of a pair: compiled, and nothing left out."""
+        return self.compiled and self.without is None
+
+    @property
+    def kind(self) -> tuple[str, bool, bool, str]:
+        """How its sample is filed: phase, compiled, end of a cycle, and why its time is not a usual one."""
+        note = ""
+        if self.disturbed or self.stalled:
+            note = "stalled" if self.stalled else "recorded" if self.recorded else "disturbed"
+        return self.phase, self.compiled, self.ends_unit, note
 
 
 @dataclass(kw_only=True)
@@ -72,7 +89,7 @@ class PairedUnits:
         self._seconds += seconds
         self._disturbed |= record.disturbed
         if record.ends_unit:
-            self._end_unit(record.compiled)
+            self._end_unit(record.is_second_arm)
 
     def _end_unit(self, compiled: bool) -> None:
         now = (compiled, self._seconds, self._disturbed)
@@ -92,9 +109,14 @@ class PairedUnits:
         """Complete pairs."""
         return len(self.compiled)
 
-    def ratio(self) -> Ratio | None:
+    @property
+    def saves_s(self) -> float:
+        """Seconds by which the median of the compiled units is below that of the eager ones."""
+        return median(self.eager) - median(self.compiled) if self.n else 0.0
+
+    def ratio(self, confidence: float = 0.95) -> Ratio | None:
         """Eager time / compiled time with its interval, or ``None`` with too few pairs."""
-        return paired_ratio(self.eager, self.compiled)
+        return paired_ratio(self.eager, self.compiled, confidence)
 
 
 class Ledger:
@@ -113,12 +135,15 @@ class Ledger:
         self.install_s = 0.0
         self.own_s = 0.0
         self.steps = 0
+        self.samples = StepSamples()
         self.flip_step: int | None = None
         self.pairs = PairedUnits()
 
     def add(self, time: StepTime, record: StepRecord) -> None:
         """Book one finished step."""
         self.steps += 1
+        start_s = self._in_steps + self._between + time.wait_seconds
+        self.samples.add(self.steps, start_s, time.seconds, record.kind)
         self._recent = time.seconds
         self._in_steps += time.seconds
         self._between += time.wait_seconds

@@ -22,7 +22,8 @@ PHASE_NUMBER: Mapping[str, int] = types.MappingProxyType(
         "prewarming": 1,
         "flipping": 2,
         "settling": 3,
-        "steady": 4,
+        "refining": 4,
+        "steady": 5,
     }
 )
 """Phases as numbers for the scalar ``phase``: upwards is progress, below 0 training is eager for good.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from lightning_hotcompile.receipt.rendering import report_to_markdown, report_to_text
+from lightning_hotcompile.receipt.samples import StepSample, json_with_rows
 from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
@@ -105,6 +105,12 @@ class Report:
     """Seconds saved in the whole run after all costs; negative if time was lost."""
 
     regions: tuple[RegionProof, ...] = ()
+    tried: Mapping[str, float] = field(default_factory=dict)
+    """Speed-up of each scope that was measured in this run; 1 for one that was taken back."""
+
+    eager_parts: tuple[str, ...] = ()
+    """Parts of the plan that are eager again, though right, since the step is faster without them."""
+
     peak_memory_mb: Mapping[str, float] = field(default_factory=dict)
     """Peak memory in MB: ``until_flip`` and of the ``whole_run``."""
 
@@ -122,6 +128,9 @@ class Report:
     events: tuple[Mapping[str, Any], ...] = ()
     """Events as dictionaries, oldest first."""
 
+    samples: tuple[StepSample, ...] = ()
+    """Single steps, oldest first; of a long run every second, every fourth and so on."""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the headline first. A number that is not finite becomes None."""
         plain = _plain(self)
@@ -130,7 +139,7 @@ class Report:
 
     def to_json(self) -> str:
         """Indented JSON of :meth:`to_dict`, valid for every reader (no NaN)."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_with_rows(self.to_dict(), "samples")
 
     def to_text(self) -> str:
         """For a terminal: 100 columns wide, no colour codes."""
@@ -141,15 +150,15 @@ class Report:
         return report_to_markdown(self)
 
     def to_csv(self) -> str:
-        """Two columns, ``key`` and ``value``, keys as paths (``regions.0.name``); events are left out.
+        """Two columns, ``key`` and ``value``, keys as paths (``regions.0.name``); no events, no samples.
 
         What was not measured has an empty value, which pandas reads as NaN.
         """
-        without_events = {k: v for k, v in self.to_dict().items() if k != "events"}
+        single = {k: v for k, v in self.to_dict().items() if k not in ("events", "samples")}
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(("key", "value"))
-        writer.writerows(_flat(without_events))
+        writer.writerows(_flat(single))
         return out.getvalue()
 
 

@@ -13,6 +13,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Event,
     Fallback,
     ParityChecked,
+    PartTried,
     PhaseChanged,
     Planned,
     Recompiled,
@@ -75,6 +76,20 @@ class Story:
                 high=ratio.high,
                 n=ratio.n,
                 verdict=ratio.verdict,
+            )
+        )
+
+    def tried(self, part: str, ratio: Ratio, *, kept: bool) -> None:
+        """Steps without one part of the plan were compared with steps of the whole plan."""
+        self._emit(
+            PartTried(
+                step=self._step(),
+                part=part,
+                value=ratio.value,
+                low=ratio.low,
+                high=ratio.high,
+                n=ratio.n,
+                kept=kept,
             )
         )
 

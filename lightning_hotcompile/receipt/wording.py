@@ -135,7 +135,7 @@ def _balance_with_cost(report: Report) -> str:
 
 def _unproven(report: Report) -> list[str]:
     missing = [region.name for region in report.regions if not region.proven]
-    if not missing or report.phase not in ("steady", "settling"):
+    if not missing or report.phase not in ("steady", "settling", "refining"):
         return []
     total = count(len(report.regions), "planned region")
     return [f"{len(missing)} of {total} did NOT run compiled"]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 from lightning_hotcompile.store import checked
 from lightning_hotcompile.store.checked import InvalidRecord
-from lightning_hotcompile.store.hardware import Machine, digest_of
+from lightning_hotcompile.store.hardware import Machine, as_tuple, digest_of
 
 FORMAT = 1
 KIND = "hotcompile profile"
@@ -81,7 +81,8 @@ class Profile:
         verdict: ``good`` (kept), ``bad`` (declined or taken back), ``unknown`` (the run ended too early).
         reason: why, in words; cut to 2000 characters.
         scope: the plan's scope, for people.
-        optimizer_compiled: whether the optimizer's step was compiled too.
+        eager_parts: parts of the plan that were left eager, since the step is faster without them.
+        tried: scopes that were measured in the run that judged.
         speedup: eager time / compiled time, with the ends of its interval; all three or none.
         speedup_low: lower end of the interval.
         speedup_high: upper end of the interval.
@@ -102,7 +103,8 @@ class Profile:
     reason: str
     scope: str
     when: str
-    optimizer_compiled: bool = False
+    eager_parts: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
@@ -137,7 +139,8 @@ class Profile:
             NewerFormat: a later version of the package wrote it.
         """
         fields = checked.exact_fields(checked.unwrap(data, kind=KIND, version=FORMAT), cls)
-        return cls(**{**fields, "key": ProfileKey.from_dict(fields["key"])})
+        tuples = {name: as_tuple(fields[name]) for name in ("eager_parts", "tried")}
+        return cls(**{**fields, **tuples, "key": ProfileKey.from_dict(fields["key"])})
 
 
 _KEY_RULES = {
@@ -154,7 +157,8 @@ _RULES = {
     "reason": checked.already(_clean),
     "scope": _LINE,
     "when": checked.utc_time(),
-    "optimizer_compiled": checked.flag(),
+    "eager_parts": checked.many(_NAME, 16),
+    "tried": checked.many(_NAME, 16),
     "speedup": _RATIO,
     "speedup_low": _RATIO,
     "speedup_high": _RATIO,
@@ -167,7 +171,7 @@ _RULES = {
 }
 
 _JUDGEMENT = (
-    "verdict", "reason", "scope", "optimizer_compiled",
+    "verdict", "reason", "scope", "eager_parts", "tried",
     "speedup", "speedup_low", "speedup_high", "pairs",
 )  # fmt: skip
 _COSTS = ("eager_s", "compiled_s", "compile_s", "warm_compile_s")

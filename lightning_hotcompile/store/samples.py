@@ -24,7 +24,7 @@ class CompileSample:
 
     Args:
         kinds: the kinds of the regions, in order.
-        n_ops: operations in a step, ``None`` if they were not counted.
+        assumed_s: seconds that were assumed for them, with the constants of the forecast.
         seconds: wall time of compiling.
         warm: whether the compiler's cache knew the graphs.
         torch: version of PyTorch.
@@ -35,7 +35,7 @@ class CompileSample:
     """
 
     kinds: tuple[str, ...]
-    n_ops: int | None
+    assumed_s: float
     seconds: float
     warm: bool
     torch: str
@@ -57,7 +57,7 @@ class CompileSample:
 
 _RULES = {
     "kinds": checked.many(_NAME, 1000),
-    "n_ops": checked.maybe(checked.whole(0, 1_000_000_000)),
+    "assumed_s": checked.number(0, 1e7),
     "seconds": checked.number(0, 1e7),
     "warm": checked.flag(),
     "torch": _NAME,

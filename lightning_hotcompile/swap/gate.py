@@ -35,6 +35,7 @@ class Gate:
         self._context: contextlib.AbstractContextManager[None] | None = None
         self._reuse_only = ReuseOnly()
         self.lane = Lane.EAGER
+        self.left_out: frozenset[str] = frozenset()  # regions that run eagerly on any lane
         self.dynamic_dims = NOTHING_VARIES  # in the tensors of this step, for what is compiled in it
 
     @property
@@ -42,10 +43,15 @@ class Gate:
         """Whether compiled code is to be used now."""
         return self.lane is not Lane.EAGER
 
-    def open(self, lane: Lane) -> None:
+    def takes(self, region: str) -> bool:
+        """Whether compiled code of this region is to be used now."""
+        return self.lane is not Lane.EAGER and region not in self.left_out
+
+    def open(self, lane: Lane, left_out: frozenset[str] = frozenset()) -> None:
         """Let a step through on this lane; a step that was left open is closed first."""
         if self._context is not None:
             self.close()
+        self.left_out = left_out
         if lane is Lane.EAGER:
             return
         context: contextlib.AbstractContextManager[None] = self._reuse_only

@@ -23,6 +23,9 @@ from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.warmup import Capture, warm_up
 from lightning_hotcompile.swap.witness import Witness
 
+OPTIMIZER = "optimizer"
+"""The part of a plan that is its optimizers; the other part has the name of the scope."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +39,8 @@ class Proof:
     runs: int
     compile_s: float
     error: str | None
+    taken_back: str | None = None
+    """Why it is eager again though its compiled code is right."""
 
     @property
     def proven(self) -> bool:
@@ -45,7 +50,7 @@ class Proof:
     @property
     def mostly_eager(self) -> bool:
         """Compiled code ran in less than half of the calls that were to use it."""
-        return self.proven and 2 * self.runs < self.calls
+        return self.proven and not self.taken_back and 2 * self.runs < self.calls
 
 
 class Installation:
@@ -97,6 +102,11 @@ class Installation:
         return kind(region, self.gate, self.witness, dynamic=dynamic, fullgraph=self._config.fullgraph)
 
     @property
+    def optimizers(self) -> list[SwappedOptimizer]:
+        """The optimizers whose step is part of the plan."""
+        return [swapped for swapped in self._swapped if isinstance(swapped, SwappedOptimizer)]
+
+    @property
     def needs_capture(self) -> bool:
         """Whether some region can be warmed up on the inputs of a call."""
         # A warm-up of blocks that FSDP2 shards would gather parameters outside of a step.
@@ -113,7 +123,8 @@ class Installation:
         self.timer.start()
         self._islands.put()
         for swapped in self._swapped:
-            swapped.put(self._root)
+            if swapped.taken_back is None:
+                swapped.put(self._root)
         self.gate.open(Lane.COMPILE)
         try:
             for swapped in self._swapped:
@@ -142,6 +153,31 @@ class Installation:
                 swapped.take_out()
                 dropped.append((swapped.region.name, reason))
         return dropped
+
+    @property
+    def parts(self) -> dict[str, frozenset[str]]:
+        """What can be taken back by itself: the optimizers, and all else; with the names of the regions."""
+        parts: dict[str, set[str]] = {}
+        for swapped in self._swapped:
+            if swapped.is_in_place and swapped.error is None:
+                parts.setdefault(self._part_of(swapped), set()).add(swapped.region.name)
+        return {name: frozenset(regions) for name, regions in parts.items()}
+
+    def _part_of(self, swapped: SwappedRegion) -> str:
+        return OPTIMIZER if swapped.region.kind == "optimizer" else self.plan.scope
+
+    def take_back(self, part: str, reason: str) -> list[str]:
+        """Let one part be eager from now on, in place or not; the names of its regions."""
+        found = [s for s in self._swapped if self._part_of(s) == part and s.taken_back is None]
+        for swapped in found:
+            swapped.taken_back = reason
+            swapped.take_out()
+        return [swapped.region.name for swapped in found]
+
+    @property
+    def taken_back(self) -> tuple[str, ...]:
+        """The parts that are eager though their compiled code is right."""
+        return tuple(dict.fromkeys(self._part_of(s) for s in self._swapped if s.taken_back is not None))
 
     @property
     def is_lost_anywhere(self) -> bool:
@@ -176,6 +212,7 @@ class Installation:
             runs=self.witness.runs_of(name),
             compile_s=sum(g.seconds for g in graphs),
             error=self.witness.error_of(name) or swapped.error,
+            taken_back=swapped.taken_back,
         )
 
     @property

@@ -50,6 +50,8 @@ class SwappedRegion:
     ) -> None:
         self.region = region
         self.error: str | None = None
+        self.taken_back: str | None = None
+        """Why it is eager though it could be compiled."""
         self.calls = 0
         self.fit = Fit(region.name, witness)
         self._gate = gate
@@ -72,7 +74,7 @@ class SwappedRegion:
 
         Dynamo's errors come before any code of the frame ran, so nothing runs twice.
         """
-        if torch.compiler.is_compiling() or self._gate.lane is Lane.EAGER or self.error is not None:
+        if torch.compiler.is_compiling() or self.error is not None or not self._gate.takes(self.region.name):
             return eager(*args, **kwargs)
         self.calls += 1
         try:

@@ -198,7 +198,7 @@ class SwappedStep(SwappedRegion):
 
         @functools.wraps(signed)
         def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
-            if module is not root or self.error is not None or not self._gate.compiled:
+            if module is not root or self.error is not None or not self._gate.takes(self.region.name):
                 return original(module, *args, **kwargs)  # a copy of the module runs as if never swapped
             if _CALLS in vars(module):
                 return original(module, *args, **kwargs)  # the step calls itself: its calls are collected

@@ -23,6 +23,7 @@ from lightning_hotcompile.receipt.events import (
     EventLog,
     Fallback,
     ParityChecked,
+    PartTried,
     PhaseChanged,
     Planned,
     Recompiled,
@@ -46,6 +47,7 @@ ONE_OF_EACH: list[Event] = [
     ParityChecked(**AT, region="net.head", agrees=True, error=1e-6, reason=""),
     Fallback(**AT, region="net.head", reason="BackendCompilerFailed"),
     Reverted(**AT, reason="1.00x is below min_speedup=1.02"),
+    PartTried(**AT, part="optimizer", value=1.1, low=1.05, high=1.2, n=10, kept=True),
 ]
 
 
@@ -260,17 +262,18 @@ class TestDescribe:
     @pytest.mark.parametrize(
         ("event", "words"),
         [
-            (ONE_OF_EACH[0], "step     12  PHASE_CHANGED  now flipping: the step is hot"),
+            (ONE_OF_EACH[0], "step     12  PHASE_CHANGED   now flipping: the step is hot"),
             (ONE_OF_EACH[1], "step 3fa2 is hot after 10 times, 120 ops: linear -> relu -> sum"),
             (ONE_OF_EACH[2], "scope regions, 2 regions: 24 repeated blocks"),
             (ONE_OF_EACH[3], "stays eager: 40 steps remain"),
-            (ONE_OF_EACH[4], "COMPILING      1 region"),
+            (ONE_OF_EACH[4], "COMPILING       1 region"),
             (ONE_OF_EACH[5], "net.blocks.* in 3.50 s, from the cache"),
             (ONE_OF_EACH[6], "faster: 1.42x, interval 1.38 to 1.47, 40 pairs"),
             (ONE_OF_EACH[7], "net.head: length 128 -> 96"),
             (ONE_OF_EACH[8], "net.head agrees with eager, largest difference 1e-06"),
             (ONE_OF_EACH[9], "net.head runs eagerly: BackendCompilerFailed"),
             (ONE_OF_EACH[10], "back to eager: 1.00x is below min_speedup=1.02"),
+            (ONE_OF_EACH[11], "optimizer kept: 1.10x with it, interval 1.05 to 1.20"),
         ],
     )
     def test_each_kind(self, event: Event, words: str) -> None:

@@ -40,7 +40,8 @@ def profile(plan: str = "p1", **fields: Any) -> Profile:
         "reason": "faster: 1.30x",
         "scope": "step",
         "when": WHEN,
-        "optimizer_compiled": True,
+        "eager_parts": ("optimizer",),
+        "tried": ("step", "module"),
         "speedup": 1.3,
         "speedup_low": 1.2,
         "speedup_high": 1.4,
@@ -59,7 +60,13 @@ def unmeasured(plan: str = "p1", **fields: Any) -> Profile:
 
 
 def sample(seconds: float = 20.0, **fields: Any) -> CompileSample:
-    known = {"kinds": ("step", "optimizer"), "n_ops": 700, "warm": False, "torch": "2.13.0", "when": WHEN}
+    known = {
+        "kinds": ("step", "optimizer"),
+        "assumed_s": 38.0,
+        "warm": False,
+        "torch": "2.13.0",
+        "when": WHEN,
+    }
     return CompileSample(**{"seconds": seconds, **known, **fields})
 
 

@@ -34,7 +34,7 @@ class TestRoundTrip:
         assert Profile.from_bytes(profile().to_bytes()).to_bytes() == profile().to_bytes()
 
     def test_of_samples(self) -> None:
-        given = (sample(3.0), sample(20.0, n_ops=None, warm=True, kinds=()))
+        given = (sample(3.0), sample(20.0, assumed_s=0.0, warm=True, kinds=()))
         assert samples.from_bytes(samples.to_bytes(given)) == given
 
     def test_of_samples_keeps_the_last(self) -> None:
@@ -70,7 +70,8 @@ BROKEN: dict[str, bytes] = {
     "pairs as a fraction": document(pairs=1.5),
     "negative pairs": document(pairs=-1),
     "no run": document(runs=0),
-    "flag as a number": document(optimizer_compiled=1),
+    "one part as a word": document(eager_parts="optimizer"),
+    "a part without a name": document(eager_parts=[""]),
     "scope that moves the cursor": document(scope="step\x1b[2J"),
     "long scope": document(scope="x" * 201),
     "no reason": document(reason=None),
@@ -100,7 +101,14 @@ def test_a_later_format_is_told_apart_from_damage() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"kinds": "step"}, {"kinds": ["", "x"]}, {"n_ops": -1}, {"seconds": None}, {"warm": 0}, {"when": ""}],
+    [
+        {"kinds": "step"},
+        {"kinds": ["", "x"]},
+        {"assumed_s": -1.0},
+        {"seconds": None},
+        {"warm": 0},
+        {"when": ""},
+    ],
 )
 def test_broken_samples_are_refused(changes: dict[str, Any]) -> None:
     record = {**dataclasses.asdict(sample()), **changes}

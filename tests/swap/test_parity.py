@@ -15,6 +15,7 @@ from lightning_hotcompile.swap.parity import difference, memory
 from lightning_hotcompile.swap.parity.clones import clone_inputs
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.witness import Witness
+from tests.functions import WrongGradient
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded, weights
 
@@ -27,16 +28,6 @@ def inputs() -> list[Any]:
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(4, 8, generator=generator), torch.randn(8, 8, generator=generator)
     return [x, w.requires_grad_()]
-
-
-class WrongGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 1.05
 
 
 class TestCompare:

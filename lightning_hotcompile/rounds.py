@@ -1,0 +1,157 @@
+"""Plans of one fit, one after the other: the first by rule, others where they may pay; the best is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from lightning_hotcompile.flip import Flip
+from lightning_hotcompile.judge import Judge
+from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.moves import Moves
+from lightning_hotcompile.plan.forecast import Decision
+from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits
+from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.tracks import Track
+
+CLEARLY_BETTER = 1.01
+"""A later plan has to be so much faster than the best one before it; equal ones are not exchanged."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Round:
+    """One plan, and all that is there to carry it out."""
+
+    plan: CompilePlan
+    flip: Flip
+    judge: Judge
+    moves: Moves
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    """How a signature stood at the end of a round."""
+
+    round: Round
+    state: State
+    pairs: PairedUnits
+
+    @property
+    def speedup(self) -> float:
+        """Eager time / compiled time, 1 where eager is what is left of the plan."""
+        ratio = self.pairs.ratio()
+        return ratio.value if self.state.phase is Phase.STEADY and ratio is not None else 1.0
+
+
+class Rounds:
+    """Tries plans one after the other, as long as it may pay. Each is measured against eager.
+
+    Args:
+        first: the plan by rule.
+        make: a round for a plan; with a decision it is not asked whether it pays.
+        others: the plans that can be tried after the first one; asked for when they are needed.
+        memory: knows what an earlier run has chosen and tried.
+        ledger: told whose pairs count.
+        story: told of each plan that is kept or left.
+    """
+
+    def __init__(
+        self,
+        first: CompilePlan,
+        make: Callable[[CompilePlan, Decision | None], Round],
+        others: Callable[[], Sequence[CompilePlan]],
+        memory: Memory,
+        ledger: Ledger,
+        story: Story,
+    ) -> None:
+        self.now = make(first, None)
+        self._make = make
+        self._others = others
+        self._memory = memory
+        self._ledger = ledger
+        self._story = story
+        self._best: _Result | None = None
+        self._flips = [self.now.flip]
+        self.tried: dict[str, float] = {}
+        """Speed-up of each scope that was measured, in order; 1 for one that was taken back."""
+
+    def close(self, track: Track | None) -> None:
+        """Change everything back; a round that has not ended leaves the word to the best one before it."""
+        for flip in self._flips:
+            flip.take_out()
+        if self._best is not None and track is not None and self.now is not self._best.round:
+            self._take_up(self._best, track, self._best.state.reason)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds of compiling in all rounds."""
+        return sum(flip.installation.timer.seconds for flip in self._flips)
+
+    def move(self, track: Track, steps: int) -> None:
+        """At most one transition of this signature, and the next round if that was the end of one."""
+        if track.phase is Phase.OBSERVING and self._best is None:
+            self._begin_with_known(track)
+        before = track.phase
+        self.now.moves.move(track, steps)
+        if track.phase is not before and track.phase in (Phase.STEADY, Phase.REVERTED):
+            self._end_round(track)
+
+    def _begin_with_known(self, track: Track) -> None:
+        """Begin with the plan that an earlier run has found to be the best."""
+        known = self._memory.of(track.signature)
+        if known is None or known.verdict != "good" or known.scope == self.now.plan.scope:
+            return
+        chosen = next((plan for plan in self._others() if plan.scope == known.scope), None)
+        if chosen is not None:
+            self._go_to(self._make(chosen, None))
+
+    def _end_round(self, track: Track) -> None:
+        result = _Result(round=self.now, state=track.state, pairs=track.pairs)
+        self.tried[self.now.plan.scope] = result.speedup
+        best = self._best
+        if best is not None and best.round is self.now:
+            self._best = result  # what was kept has failed since
+            return
+        if best is None and track.state.may_retry:
+            return
+        if best is None or result.speedup > best.speedup * CLEARLY_BETTER:
+            self._best = result
+        else:
+            self._return_to(best, track, result)
+        if not self.now.judge.may_try_others(track):
+            return
+        self.now.flip.pause()  # what is in place would look like the user's own wrappers to a planner
+        if not self._begin_another(track):
+            self.now.flip.go_on()
+
+    def _return_to(self, best: _Result, track: Track, worse: _Result) -> None:
+        self.now.flip.take_out()
+        tried = f"scope {worse.round.plan.scope} was tried: {worse.speedup:.2f}x"
+        self._take_up(best, track, f"{best.state.reason}; {tried}")
+        self.now.flip.go_on()
+        self._story.entered(str(track.phase), track.state.reason)
+
+    def _take_up(self, best: _Result, track: Track, reason: str) -> None:
+        self.now = best.round
+        track.state = replace(best.state, reason=reason)
+        track.pairs = self._ledger.pairs = best.pairs
+
+    def _begin_another(self, track: Track) -> bool:
+        known = self._memory.of(track.signature)
+        tried = {*self.tried, *(known.tried if known is not None else ())}
+        for plan in self._others():
+            if plan.scope in tried:
+                continue
+            decision = self.now.judge.worth_another(plan, track)
+            if decision.go:
+                self._go_to(self._make(plan, decision))
+                track.begin_another_round(decision.reason)
+                self._story.entered(str(track.phase), decision.reason)
+                return True
+        return False
+
+    def _go_to(self, following: Round) -> None:
+        self.now = following
+        self._flips.append(following.flip)

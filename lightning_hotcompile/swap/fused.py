@@ -1,0 +1,105 @@
+"""What torch's own fused optimizer would take, timed on copies: sometimes it beats the compiled one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+HAVE_FUSED = frozenset(["Adagrad", "Adam", "AdamW", "SGD"])
+"""Optimizers of ``torch.optim`` with ``fused=True`` for the CPU."""
+
+MOST_ELEMENTS = 5_000_000
+"""With more weights than these the copies would take time and memory that the run can use better."""
+
+_WARM_UP, _ROUNDS = 2, 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedTrial:
+    """Seconds of one optimizer step without the rest of the training step."""
+
+    name: str
+    eager_s: float
+    fused_s: float
+
+    def advice(self, compiled_saves_s: float, step_s: float) -> str | None:
+        """A sentence if fused saves clearly more of a step than compiling the optimizer does, else ``None``.
+
+        Args:
+            compiled_saves_s: seconds of a step that the compiled optimizer saves; 0 if it is not compiled.
+            step_s: seconds of a step.
+        """
+        saves = self.eager_s - self.fused_s
+        if saves <= max(0.0, compiled_saves_s) + _WORTH_A_WORD * step_s:
+            return None
+        compiled = f"{1e3 * compiled_saves_s:.2g} ms" if compiled_saves_s > 0 else "nothing"
+        return (
+            f"{self.name}(..., fused=True) would save {1e3 * saves:.2g} ms of each step "
+            f"({1e3 * self.eager_s:.2g} ms eager, {1e3 * self.fused_s:.2g} ms fused, timed on copies); "
+            f"compiling the optimizer saves {compiled}"
+        )
+
+
+_WORTH_A_WORD = 0.02
+"""Share of a step that has to be gained before anybody is told."""
+
+
+def try_fused(optimizer: Any, now: Callable[[], float] = time.perf_counter) -> FusedTrial | None:
+    """Time steps of copies of an optimizer, eager and fused in turn; ``None`` where that says nothing.
+
+    The optimizer, its parameters and their gradients are read only. Only on the CPU, where no
+    synchronization is needed to time it.
+    """
+    if not _has_fused(optimizer):
+        return None
+    eager, fused = _copy(optimizer, fused=None), _copy(optimizer, fused=True)
+    times: dict[Optimizer, list[float]] = {eager: [], fused: []}
+    for _ in range(_WARM_UP + _ROUNDS):
+        for copy, seconds in times.items():
+            start = now()
+            copy.step()
+            seconds.append(now() - start)
+    kept = {copy: median(seconds[_WARM_UP:]) for copy, seconds in times.items()}
+    return FusedTrial(name=type(optimizer).__name__, eager_s=kept[eager], fused_s=kept[fused])
+
+
+def _has_fused(optimizer: Any) -> bool:
+    kind = type(optimizer)
+    if kind.__name__ not in HAVE_FUSED or getattr(torch.optim, kind.__name__, None) is not kind:
+        return False
+    groups = optimizer.param_groups
+    if any(group.get(name) for group in groups for name in ("fused", "differentiable", "capturable")):
+        return False
+    parameters = [p for group in groups for p in group["params"]]
+    return sum(p.numel() for p in parameters) <= MOST_ELEMENTS and all(map(_is_plain, parameters))
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    ours = type(parameter) in (Tensor, torch.nn.Parameter)
+    return ours and parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.float64)
+
+
+def _copy(optimizer: Any, *, fused: bool | None) -> Optimizer:
+    groups = []
+    for group in optimizer.param_groups:
+        settings = {k: v for k, v in group.items() if k not in ("params", "fused", "foreach")}
+        groups.append({**settings, "fused": fused, "params": [_copy_of(p) for p in group["params"]]})
+    rate = float(optimizer.param_groups[0]["lr"])
+    made: Optimizer = type(optimizer)(groups, lr=rate)
+    return made
+
+
+def _copy_of(parameter: Tensor) -> Tensor:
+    copy = parameter.detach().clone().requires_grad_()
+    # A gradient of zero would do for the time, but not for one that is not there: it is skipped.
+    copy.grad = torch.zeros_like(copy) if parameter.grad is None and parameter.requires_grad else None
+    if parameter.grad is not None:
+        copy.grad = parameter.grad.detach().clone()
+    return copy

@@ -1,0 +1,76 @@
+"""A machine on which it is known what a step takes, eager and compiled: for tests of what is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lightning_hotcompile import HotCompile, stage_run
+from lightning_hotcompile.session import Session
+from tests.models import Net, loader, make_trainer, seeded
+
+STEP_S = 20.0
+
+
+class Machine(Callback):
+    """A step takes 20 s, and each run of a compiled part so many seconds more or less.
+
+    Args:
+        extra_s: by part: ``optimizer``, ``step`` (the graph that has the loss), ``module`` (all others).
+        broken: parts that cannot be compiled.
+    """
+
+    def __init__(self, *broken: str, **extra_s: float) -> None:
+        self.now = 0.0
+        self.broken = broken
+        self.extra_s = extra_s
+        self.runs = Counter[str]()
+        self.graphs = Counter[str]()
+        self.model = Net()
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        """Once in each step, compiled or not."""
+        self.now += STEP_S
+
+    def backend(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        """Runs graphs as they are."""
+        part = _part_of(graph)
+        if part in self.broken:
+            raise RuntimeError(f"{part} is broken")
+        self.graphs[part] += 1
+
+        def run(*args: Any) -> Any:
+            self.runs[part] += 1
+            self.now += self.extra_s.get(part, 0.0)
+            return graph.forward(*args)
+
+        return run
+
+    def train(self, monkeypatch: pytest.MonkeyPatch, steps: int, **options: Any) -> HotCompile:
+        """Train for so many steps on this machine."""
+        machine = self
+
+        class Timed(Session):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs, now=lambda: machine.now)
+
+        monkeypatch.setattr(stage_run, "Session", Timed)
+        settings: dict[str, Any] = {"threshold": 3, "prewarm": False, "parity": "off", "on_error": "raise"}
+        callback = HotCompile(backend=self.backend, **{**settings, **options})
+        trainer = make_trainer([callback, self], max_steps=steps, max_epochs=-1)
+        torch.manual_seed(1)
+        self.model = seeded(Net)
+        trainer.fit(self.model, loader())
+        return callback
+
+
+def _part_of(graph: Any) -> str:
+    calls = " ".join(str(node.target) for node in graph.graph.nodes)
+    if "cross_entropy" in calls:
+        return "step"
+    return "module" if "linear" in calls else "optimizer"

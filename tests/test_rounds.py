@@ -1,0 +1,115 @@
+"""Further plans are tried where they may pay, and the best one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_hotcompile import HotCompile
+from tests.hot import assert_same
+from tests.made_up_machine import STEP_S, Machine
+from tests.models import Net, fit, seeded
+
+LONG = 250
+MODULES = 5
+"""Runs of compiled modules in a step of the model with scope ``module``."""
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., HotCompile]:
+    def run(machine: Machine, steps: int = LONG, **options: Any) -> HotCompile:
+        return machine.train(monkeypatch, steps, **{"store": str(tmp_path / "store"), **options})
+
+    return run
+
+
+def test_a_plan_that_is_faster_is_kept(train: Callable[..., HotCompile]) -> None:
+    machine = Machine(step=-2.0, module=-2.0, optimizer=-1.0)
+    report = train(machine).report
+    assert (report.phase, report.scope) == ("steady", "module")
+    assert report.tried == pytest.approx({"step": STEP_S / 17, "module": STEP_S / (STEP_S - 2 * MODULES - 1)})
+    assert report.speedup is not None
+    assert report.speedup.value == pytest.approx(STEP_S / 9)
+    assert any("step 1.18x, module 2.22x; module is in use" in note for note in report.notes)
+
+
+def test_a_plan_that_is_slower_is_left_and_the_one_before_goes_on_without_a_compile(
+    train: Callable[..., HotCompile],
+) -> None:
+    machine = Machine(step=-6.0, module=1.0, optimizer=-1.0)
+    report = train(machine).report
+    assert (report.phase, report.scope) == ("steady", "step")
+    assert list(report.tried) == ["step", "module"]
+    assert "scope module was tried" in report.reason
+    assert machine.graphs["step"] == 1
+    assert machine.runs["step"] > LONG / 2
+    assert report.speedup is not None
+    assert report.speedup.value == pytest.approx(STEP_S / 13)
+
+
+def test_a_plan_that_helps_where_the_first_did_not(train: Callable[..., HotCompile]) -> None:
+    report = train(Machine(step=4.0, module=-2.0, optimizer=2.0)).report
+    assert report.tried == pytest.approx({"step": 1.0, "module": STEP_S / 10})
+    assert (report.phase, report.scope) == ("steady", "module")
+    assert report.eager_parts == ("optimizer",)
+
+
+def test_none_that_helps(train: Callable[..., HotCompile]) -> None:
+    machine = Machine(step=4.0, module=1.0, optimizer=2.0)
+    report = train(machine).report
+    assert (report.phase, report.scope) == ("reverted", "step")
+    assert report.tried == {"step": 1.0, "module": 1.0}
+
+
+def test_a_plan_that_cannot_be_compiled_is_left(train: Callable[..., HotCompile]) -> None:
+    machine = Machine("module", step=-6.0, optimizer=-1.0)
+    report = train(machine, on_error="eager").report
+    assert (report.phase, report.scope) == ("steady", "step")
+    assert report.tried["module"] == 1.0 or machine.graphs["module"] == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [(80, {}), (LONG, {"scope": "step"}), (LONG, {"cost_gate": False}), (LONG, {"min_speedup": 0.0})],
+    ids=["too few steps are left", "the scope was asked for", "no cost gate", "whatever it gains"],
+)
+def test_no_other_plan_is_tried(
+    train: Callable[..., HotCompile], steps: int, options: dict[str, Any]
+) -> None:
+    machine = Machine(step=-2.0, module=-2.0, optimizer=-1.0)
+    assert list(train(machine, steps, **options).report.tried) == ["step"]
+    assert machine.graphs["module"] == 0
+
+
+def test_the_next_run_begins_with_the_best_one_and_tries_no_other(train: Callable[..., HotCompile]) -> None:
+    train(Machine(step=-2.0, module=-2.0, optimizer=-1.0))
+    machine = Machine(step=-2.0, module=-2.0, optimizer=-1.0)
+    report = train(machine).report
+    assert (report.phase, report.scope) == ("steady", "module")
+    assert machine.graphs["step"] == 0
+    assert list(report.tried) == ["module"]
+
+
+def test_a_run_that_ends_in_a_trial_reports_and_remembers_what_it_had_before(
+    train: Callable[..., HotCompile],
+) -> None:
+    machine = Machine(step=-6.0)  # a part that makes no difference takes long to be tried
+    callback = train(machine, 170)
+    report = callback.report
+    assert [e["phase"] for e in report.events if e["kind"] == "phase_changed"][-1] == "refining"
+    assert (report.phase, report.scope, list(report.tried)) == ("steady", "step", ["step"])
+    assert report.speedup is not None
+    assert report.speedup.value == pytest.approx(STEP_S / 14)
+    again = train(machine, 170).report
+    assert "the measured speed-up of 1.43x" in again.decision
+
+
+def test_weights_are_those_of_a_run_without_the_callback(train: Callable[..., HotCompile]) -> None:
+    plain = seeded(Net)
+    fit(plain, max_steps=LONG, max_epochs=-1)
+    machine = Machine(step=-6.0, module=1.0, optimizer=-1.0)
+    assert list(train(machine).report.tried) == ["step", "module"]
+    assert_same(plain, machine.model)
