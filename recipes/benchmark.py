@@ -1,6 +1,10 @@
 """Measure, and write tables and a picture.
 
 python recipes/benchmark.py suite=regret [quick=true] [case=NAME] [threads=N] [output_dir=FOLDER]
+python recipes/benchmark.py suite=all [device=cuda] [size=full] [format=[csv,png]]
+
+Suites: hotpath, mlp, patterns, attention, transformer, rope, surgical, detector, all of these (all),
+and about the callback itself regret and scopes.
 
 The same output_dir again goes on where an earlier call has stopped.
 """
@@ -11,11 +15,10 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_hotcompile.errors import HotCompileError
+from lightning_hotcompile.bench.recipe_errors import refusals_in_one_line
 
 
 def command() -> str:
@@ -36,14 +39,8 @@ def benchmark(config: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path="../conf", config_name="benchmark")
 def main(config: DictConfig) -> None:
     """Measure; what this package refuses is one line without a traceback."""
-    try:
+    with refusals_in_one_line():
         benchmark(config)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, HotCompileError):
-            raise SystemExit(str(error.__cause__)) from None
-        raise
-    except HotCompileError as error:
-        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import hydra
 import lightning as L
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from lightning_hotcompile import HotCompile
-from lightning_hotcompile.errors import HotCompileError
+from lightning_hotcompile.bench.recipe_errors import refusals_in_one_line
 
 
 def train(config: DictConfig) -> None:
@@ -41,14 +40,8 @@ def hand_over(hot: HotCompile, folder: Path) -> None:
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")
 def main(config: DictConfig) -> None:
     """Train; what this package refuses is one line without a traceback."""
-    try:
+    with refusals_in_one_line():
         train(config)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, HotCompileError):
-            raise SystemExit(str(error.__cause__)) from None
-        raise
-    except HotCompileError as error:
-        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def run(case: Case, pairs: int, options: dict[str, Any]) -> dict[str, Any]:
         "high": report.speedup and report.speedup.high,
         "pairs": report.speedup and report.speedup.n,
         "compile_s": report.compile_s,
-        "ops": ops.ops,
+        "ops": dict(Counter(ops.ops).most_common()),
         "parameters": sum(p.numel() for p in trainer.lightning_module.parameters()),
     }
 

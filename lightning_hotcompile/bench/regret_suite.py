@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from lightning_hotcompile.bench import provenance, tables
 from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
 from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.progress import progress_bar
 from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift, estimate_ratio
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import ProcessRunner, Run, RunFailed
@@ -115,7 +116,7 @@ class RegretSuite:
         facts = provenance.origin(command)
         runner = runner or ProcessRunner(threads=threads, options=self.options)
         console = console or Console()
-        with _progress(console) as progress:
+        with progress_bar(console) as progress:
             total = progress.add_task("", total=sum(map(expected_s, work)))
             console.print(
                 f"{len(work)} tasks, about {sum(map(expected_s, work)) / 60:.0f} min; {folder}",
@@ -219,14 +220,3 @@ def expected_s(task: Task) -> float:
         return _START_S + steps_s
     compiles = task.arm != HOTCOMPILE or task.steps >= 2000
     return 2 * (_START_S + steps_s) + (_COMPILE_S + _WARM_S if compiles else 0.0)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        console=console,
-    )

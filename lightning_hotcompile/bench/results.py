@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_hotcompile.bench.record_file import RecordFile
 from lightning_hotcompile.bench.runs import Run
-from lightning_hotcompile.errors import HotCompileError
-
-FORMAT = 1
-
-
-class OtherResults(HotCompileError):
-    """The folder holds results that cannot be compared with new ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +41,20 @@ class Results:
     """
 
     def __init__(self, folder: Path, setting: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / "regret.json"
-        self.setting = json.loads(json.dumps(setting))
+        self._records = RecordFile(folder / "regret.json", setting)
         self._runs: dict[tuple[str, str, int], dict[str, Run]] = {}
         self._failures: dict[tuple[str, str, int], str] = {}
-        if self.file.exists():
-            self._read()
+        self._read()
+
+    @property
+    def file(self) -> Path:
+        """Where all is kept."""
+        return self._records.file
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What has to be equal."""
+        return self._records.setting
 
     def is_done(self, task: Task) -> bool:
         """Whether all trainings of a task were successful."""
@@ -96,34 +95,17 @@ class Results:
             for key, by_cache in self._runs.items()
         ]
         failures = [{"task": key, "why": why} for key, why in self._failures.items()]
-        content = {"format": FORMAT, "setting": self.setting, **facts, "failures": failures, "tasks": tasks}
-        unfinished = self.file.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, self.file)
+        self._records.write({**facts, "failures": failures, "tasks": tasks})
 
     def _read(self) -> None:
-        try:
-            content = json.loads(self.file.read_text(encoding="utf-8"))
-            setting, is_known = content["setting"], content["format"] == FORMAT
-        except (ValueError, KeyError, TypeError) as error:
-            raise OtherResults(f"{self.file} cannot be read ({error!r}): take another output_dir.") from None
-        if not is_known or setting != self.setting:
-            raise OtherResults(
-                f"{self.file} has results of another setting: {_difference(setting, self.setting)}. "
-                "Take another output_dir, or the same setting."
-            )
-        for entry in content["tasks"]:
+        content = self._records.read()
+        for entry in content.get("tasks", ()):
             runs = {cache: Run.from_dict(run) for cache, run in entry["runs"].items()}
             self._runs[_key(entry["task"])] = runs
-        for entry in content["failures"]:
+        for entry in content.get("failures", ()):
             self._failures[_key(entry["task"])] = entry["why"]
 
 
 def _key(task: Sequence[Any]) -> tuple[str, str, int]:
     case, arm, steps = task
     return case, arm, steps
-
-
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return "; ".join(f"{name} is {old.get(name)!r} there and {new.get(name)!r} now" for name in changed)

@@ -24,6 +24,14 @@ class RunFailed(HotCompileError):
     """An arm could not train a case."""
 
 
+class RunTimedOut(RunFailed):
+    """A process took too long and was ended."""
+
+
+class RunKilled(RunFailed):
+    """A process was ended by somebody else: mostly the system, when memory is short."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mark:
     """A training after some number of steps."""
@@ -101,24 +109,49 @@ class ProcessRunner:
         return Run.from_dict(_last_json("lightning_hotcompile.bench.one_run", arguments, environment))
 
 
-def run_in_process(module: str, arguments: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
+def run_in_process(
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    threads: int,
+    *,
+    limit_s: float = MOST_SECONDS,
+    compiler_files: Path | None = None,
+) -> dict[str, Any]:
     """What ``python -m module`` prints last; the store and the compiler's files are in ``folder``.
 
+    Args:
+        module: name of the module.
+        arguments: of its command line.
+        folder: for all files that are kept.
+        threads: of PyTorch's operations; 0 leaves the number to PyTorch.
+        limit_s: seconds after which the process is ended.
+        compiler_files: a folder of its own for compiled code; the toolchain's files stay in ``folder``.
+
     Raises:
-        RunFailed: the process failed or took too long; the message says what it printed last.
+        RunFailed: the process failed; the message says what it printed last.
+        RunTimedOut: it took too long.
+        RunKilled: it was ended by a signal.
     """
-    return _last_json(module, arguments, environment_for(HOTCOMPILE, folder, threads))
+    environment = environment_for(HOTCOMPILE, folder, threads)
+    if compiler_files is not None:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(compiler_files)
+    return _last_json(module, arguments, environment, limit_s)
 
 
-def _last_json(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+def _last_json(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], limit_s: float = MOST_SECONDS
+) -> dict[str, Any]:
     command = [sys.executable, "-m", module, *arguments]
     try:
         ran = subprocess.run(
-            command, capture_output=True, text=True, env=environment, check=False, timeout=MOST_SECONDS
+            command, capture_output=True, text=True, env=environment, check=False, timeout=limit_s
         )
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"it took more than {MOST_SECONDS:.0f} s") from None
+        raise RunTimedOut(f"it took more than {limit_s:.0f} s") from None
     lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode < 0:
+        raise RunKilled(f"it was ended by signal {-ran.returncode}")
     if ran.returncode or not lines:
         raise RunFailed(_last_line(ran.stderr) or f"exit code {ran.returncode}")
     found: dict[str, Any] = json.loads(lines[-1])

@@ -18,6 +18,7 @@ from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.bench.runs import RunFailed, run_in_process
 from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.plan.prior import fitted
 
 Runner = Callable[[str, Mapping[str, Any], Path], dict[str, Any]]
 
@@ -119,12 +120,14 @@ def write(folder: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
     unfinished.write_text(json.dumps({**facts, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
     os.replace(unfinished, folder / "scopes.json")
     frame(rows).to_csv(folder / "scopes.csv", index=False)
+    prior = {**facts, "lines": fitted(rows)}
+    (folder / "prior.json").write_text(json.dumps(prior, indent=1) + "\n", encoding="utf-8")
     (folder / "scopes.md").write_text(page(rows, facts), encoding="utf-8")
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """One row for each case and scope, the operations as their number only."""
-    flat = [{**row, "ops": len(row.get("ops") or ()), "regions": _kinds(row)} for row in rows]
+    flat = [{**row, "ops": sum((row.get("ops") or {}).values()), "regions": _kinds(row)} for row in rows]
     return pd.DataFrame(flat)
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lightning_hotcompile.bench.arms import ARMS
 from lightning_hotcompile.bench.one_run import steady_s
+from lightning_hotcompile.bench.record_file import OtherResults
 from lightning_hotcompile.bench.regret import (
     AGAIN,
     Cell,
@@ -28,7 +29,7 @@ from lightning_hotcompile.bench.regret import (
     trained_otherwise,
 )
 from lightning_hotcompile.bench.regret_suite import RegretSuite
-from lightning_hotcompile.bench.results import OtherResults, Results, Task
+from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import Mark, ProcessRunner, Run, RunFailed, environment_for
 from lightning_hotcompile.bench.tables import page, picture
 from lightning_hotcompile.errors import ConfigError

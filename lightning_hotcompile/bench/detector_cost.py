@@ -1,0 +1,101 @@
+"""What watching costs: microseconds a step at rest, and how much slower an observed step is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from lightning import LightningModule
+from torch.utils.data import DataLoader
+
+from lightning_hotcompile.bench.cases import CASES, Case
+from lightning_hotcompile.bench.measurement import ArmResult, Measurement, Request
+from lightning_hotcompile.bench.workloads.workload import EAGER
+from lightning_hotcompile.callback import HotCompile
+from lightning_hotcompile.watch.detector import StepDetector
+from lightning_hotcompile.watch.signature import SignatureReader
+from lightning_hotcompile.watch.stats import summarize
+
+WATCHED = "watched"
+OBSERVED = 10
+"""Steps of a fit that are watched, the one that is recorded operation by operation among them."""
+
+LOOPS = 5_000
+
+
+class StepTimer(L.Callback):
+    """Adds up the time of the first steps, other callbacks' hooks included."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.begun = 0.0
+
+    def begin(self) -> L.Callback:
+        """The callback that goes first: its hook starts the clock."""
+        timer = self
+
+        class Begin(L.Callback):
+            def on_train_batch_start(self, *_: Any) -> None:
+                timer.begun = time.perf_counter()
+
+        return Begin()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """The callback that goes last: its hook stops the clock."""
+        if trainer.fit_loop.epoch_loop.batch_progress.current.ready <= OBSERVED:
+            self.seconds += time.perf_counter() - self.begun
+
+
+def measure(request: Request) -> Measurement:
+    """Fits with and without the callback in turns; nothing is compiled in either.
+
+    The sample of one fit is the mean of its first steps. ``detector_us`` is the median of a tight loop over
+    signature and detector for one batch of the case.
+    """
+    case = CASES[request.sizes["model"]]
+    arms = {EAGER: ArmResult(compiled=False), WATCHED: ArmResult(compiled=False)}
+    begin = time.perf_counter()
+    for i in range(request.rounds + 1):
+        for name in arms if i % 2 == 0 else reversed(arms):
+            callbacks = [HotCompile(threshold=OBSERVED + 1)] if name == WATCHED else []
+            seconds = observed_seconds(case, callbacks)
+            if i:  # the first pair warms up the machine
+                arms[name].laps.setdefault("step", []).append(seconds / OBSERVED)
+        if i >= 10 and time.perf_counter() - begin > request.seconds:
+            break
+    arms[WATCHED].extra["detector_us"] = detector_us(case)
+    return Measurement(arms=arms, parameters=sum(p.numel() for p in case.model().parameters()))
+
+
+def detector_us(case: Case, loops: int = LOOPS) -> float:
+    """Microseconds that signature and detector take for one step."""
+    reader, detector = SignatureReader(case.model()), StepDetector(threshold=10)
+    batch = next(iter(case.batches()))
+    samples = []
+    for _ in range(loops):
+        start = time.perf_counter()
+        signature = reader.read(batch)
+        detector.begin_step(signature)
+        detector.end_step()
+        samples.append(1e6 * (time.perf_counter() - start))
+    return summarize(samples).median
+
+
+def observed_seconds(case: Case, callbacks: Sequence[L.Callback]) -> float:
+    """Seconds of the first steps of a short fit."""
+    timer = StepTimer()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=OBSERVED + 1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[timer.begin(), *callbacks, timer],
+    )
+    torch.manual_seed(2)
+    trainer.fit(case.model(), DataLoader(case.batches(), batch_size=None))
+    return timer.seconds

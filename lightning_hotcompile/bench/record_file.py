@@ -1,0 +1,63 @@
+"""One JSON file of results that is gone on with: other settings are refused, and no write is half done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_hotcompile.errors import HotCompileError
+
+FORMAT = 1
+
+
+class OtherResults(HotCompileError):
+    """The folder holds results that cannot be compared with new ones."""
+
+
+class RecordFile:
+    """What was measured into one folder.
+
+    Args:
+        file: its folder is made if it is not there.
+        setting: what has to be equal for times to be compared: machine, versions, threads, options.
+    """
+
+    def __init__(self, file: Path, setting: Mapping[str, Any]) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.file = file
+        self.setting: dict[str, Any] = json.loads(json.dumps(setting))
+
+    def read(self) -> dict[str, Any]:
+        """What is there; empty if there is no file yet.
+
+        Raises:
+            OtherResults: there are results of another setting, or the file cannot be read.
+        """
+        if not self.file.exists():
+            return {}
+        try:
+            content: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+            setting, is_known = content["setting"], content["format"] == FORMAT
+        except (ValueError, KeyError, TypeError) as error:
+            raise OtherResults(f"{self.file} cannot be read ({error!r}): take another output_dir.") from None
+        if not is_known or setting != self.setting:
+            raise OtherResults(
+                f"{self.file} has results of another setting: {_difference(setting, self.setting)}. "
+                "Take another output_dir, or the same setting."
+            )
+        return content
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Replace the file in one step."""
+        whole = {"format": FORMAT, "setting": self.setting, **content}
+        unfinished = self.file.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, self.file)
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return "; ".join(f"{name} is {old.get(name)!r} there and {new.get(name)!r} now" for name in changed)

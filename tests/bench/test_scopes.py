@@ -1,0 +1,110 @@
+"""The suite ``scopes`` with a runner that knows what each scope gains, and once for real."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from lightning_hotcompile import judge
+from lightning_hotcompile.bench import one_scope
+from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.runs import RunFailed
+from lightning_hotcompile.bench.scopes_suite import ScopesSuite
+from lightning_hotcompile.errors import ConfigError
+from lightning_hotcompile.plan.prior import Line
+
+SCOPES: dict[str, Mapping[str, Any]] = {"step": {"scope": "step"}, "module": {"scope": "module"}}
+CASES_USED = ["mlp", "cnn", "lstm", "gan"]
+
+
+class FakeRunner:
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, case: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        assert not list(folder.iterdir())
+        self.calls.append((case, dict(options)))
+        if case == self.failing:
+            raise RunFailed("boom")
+        speedup = 1.0 + 0.1 * len(self.calls)
+        return {
+            "phase": "steady", "reason": "faster", "scope": options["scope"], "regions": ["step"],
+            "eager_ms": 10.0 + len(self.calls), "speedup": speedup, "low": speedup - 0.1,
+            "high": speedup + 0.1, "pairs": 40, "compile_s": 20.0, "ops": {"aten.mm": 3, "aten.add": 2},
+            "parameters": 7,
+        }  # fmt: skip
+
+
+def run(folder: Path, runner: FakeRunner, **changes: Any) -> tuple[list[dict[str, Any]], str]:
+    given: dict[str, Any] = {"cases": CASES_USED, "quick_cases": ["mlp"], "scopes": SCOPES}
+    told = io.StringIO()
+    suite = ScopesSuite(**{**given, "options": {"threshold": 3}, **changes})
+    rows = suite.run(folder, runner=runner, console=Console(file=told, width=200), command="test")
+    return rows, told.getvalue()
+
+
+def test_each_scope_of_each_case_is_measured_with_its_options(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    rows, told = run(tmp_path, runner)
+    assert [(row["case"], row["plan"]) for row in rows] == [(c, s) for c in CASES_USED for s in SCOPES]
+    assert runner.calls[1] == ("mlp", {"threshold": 3, "scope": "module"})
+    assert "mlp, step: 1.10x [1.00, 1.20], compiled in 20.0 s" in told
+
+
+def test_files_say_the_same(tmp_path: Path) -> None:
+    rows, _ = run(tmp_path, FakeRunner())
+    assert json.loads((tmp_path / "scopes.json").read_text())["rows"] == rows
+    table = pd.read_csv(tmp_path / "scopes.csv")
+    assert list(table["ops"]) == [5] * 8
+    assert list(table["regions"]) == ["1 step"] * 8
+    page = (tmp_path / "scopes.md").read_text()
+    assert "step 1.38x (4), module 1.48x (4), the best of each, eager included, 1.48x" in page
+    lines = json.loads((tmp_path / "prior.json").read_text())["lines"]
+    assert Line(**lines["step"]).cases == 4
+
+
+def test_what_cannot_be_compiled_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    rows, told = run(tmp_path, FakeRunner(failing="gan"))
+    assert [row["reason"] for row in rows if row["case"] == "gan"] == ["boom", "boom"]
+    assert "gan, step: failed: boom" in told
+    assert "gan" not in (tmp_path / "scopes.md").read_text().split("## Where")[0].split("| case")[1]
+
+
+def test_an_interrupted_suite_goes_on_where_it_was(tmp_path: Path) -> None:
+    run(tmp_path, FakeRunner(), cases=["mlp"])
+    second = FakeRunner()
+    rows, _ = run(tmp_path, second, cases=["mlp", "cnn"])
+    assert [case for case, _ in second.calls] == ["cnn", "cnn"]
+    assert len(rows) == 4
+
+
+def test_choosing() -> None:
+    suite = ScopesSuite(cases=["cnn"], quick_cases=["mlp"], scopes=SCOPES)
+    assert suite.chosen(None, False).cases == ["cnn"]
+    assert suite.chosen(None, True).cases == ["mlp"]
+    assert suite.chosen("gan", True).cases == ["gan"]
+    assert suite.chosen("all", False).cases == list(CASES)
+
+
+@pytest.mark.parametrize(("changes", "text"), [({"cases": ["mpl"]}, "'mpl'.*mlp"), ({"pairs": 3}, "pairs=3")])
+def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ScopesSuite(**{"cases": ["mlp"], "quick_cases": ["mlp"], "scopes": SCOPES, **changes})
+
+
+def test_one_scope_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "SETTLING_LOOKS", (10,))
+    options = {"scope": "step", "backend": "aot_eager", "cost_gate": False, "min_speedup": 0.0, "store": None}
+    row = one_scope.run(CASES["mlp"], 10, {**options, "prewarm": False})
+    assert (row["phase"], row["pairs"], row["regions"]) == ("steady", 10, ["step", "optimizer"])
+    assert row["low"] <= row["speedup"] <= row["high"]
+    assert row["ops"]["aten.addmm.default"] == 2
+    json.dumps(row)
