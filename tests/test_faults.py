@@ -18,6 +18,7 @@ from lightning_hotcompile import HotCompile
 from lightning_hotcompile.swap import installation
 from lightning_hotcompile.swap.parity import trial
 from lightning_hotcompile.swap.parity.captured import tensors_of
+from tests.functions import WrongGradient, from_run
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded, weights
 
@@ -42,28 +43,16 @@ def hangs(graph: Any, inputs: Any, **_: Any) -> Any:
     return graph.forward
 
 
-def from_run(count: int, fault: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Code that is eager's own until its run number ``count``; then its outputs go through ``fault``."""
-
-    def backend(graph: Any, inputs: Any, **_: Any) -> Any:
-        runs = 0
-
-        def code(*args: Any) -> Any:
-            nonlocal runs
-            runs += 1
-            outputs = graph.forward(*args)
-            return outputs if runs < count else tuple(map(fault, outputs))
-
-        return code
-
-    return backend
+def each(change: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """A fault of each output by itself."""
+    return lambda graph, outputs: tuple(map(change, outputs))
 
 
-def raises(value: Any) -> Any:
+def raises(graph: Any, outputs: Any) -> Any:
     raise RuntimeError("illegal instruction")
 
 
-def lacks_memory(value: Any) -> Any:
+def lacks_memory(graph: Any, outputs: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more advice")
 
 
@@ -73,16 +62,6 @@ def scaled(value: Any) -> Any:
 
 def nan(value: Any) -> Any:
     return value * float("nan") if value.is_floating_point() else value
-
-
-class WrongGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * 1.05
 
 
 def wrong_gradient(value: Any) -> Any:
@@ -133,10 +112,10 @@ FAULTS: dict[str, tuple[Any, str]] = {
         compile_raises(lambda: OSError(errno.ENOSPC, "No space left on device", "/cache/x.so")),
         "No space left on device",
     ),
-    "wrong values": (from_run(1, scaled), "not right: differs from eager by up to"),
-    "wrong gradients": (from_run(1, wrong_gradient), "not right: differs from eager by up to"),
-    "NaN from the first run on": (from_run(1, nan), "not right: differs from eager by up to inf"),
-    "NaN from a later run on": (from_run(3, nan), "not right: NaN or Inf in run 2"),
+    "wrong values": (from_run(1, each(scaled)), "not right: differs from eager by up to"),
+    "wrong gradients": (from_run(1, each(wrong_gradient)), "not right: differs from eager by up to"),
+    "NaN from the first run on": (from_run(1, each(nan)), "not right: differs from eager by up to inf"),
+    "NaN from a later run on": (from_run(3, each(nan)), "not right: NaN or Inf in run 2"),
     "raises in its first run": (
         from_run(1, raises),
         "compiled code raised RuntimeError: illegal instruction",
@@ -160,43 +139,20 @@ def test_training_goes_on_as_without_the_callback_and_says_why(name: str, scope:
     assert "fallback" in {e["kind"] for e in callback.report.events}
 
 
-def raises_half_way(graph: Any, inputs: Any, **_: Any) -> Any:
-    """An optimizer's code that raises in its third run, after it has changed the parameters."""
-    runs = 0
-
-    def code(*args: Any) -> Any:
-        nonlocal runs
-        runs += 1
-        outputs = graph.forward(*args)
-        return raises(outputs) if runs == 3 else outputs
-
-    return code
-
-
-def spoils_the_parameters(graph: Any, inputs: Any, **_: Any) -> Any:
-    """An optimizer's code that makes NaN from its third run on; its parameters are in the graph."""
-    runs = 0
-
-    def code(*args: Any) -> Any:
-        nonlocal runs
-        runs += 1
-        outputs = graph.forward(*args)
-        for tensor in tensors_of(graph) if runs >= 3 else ():
-            tensor.data.mul_(float("nan")) if tensor.is_floating_point() else None
-        return outputs
-
-    return code
+def spoils_the_parameters(graph: Any, outputs: Any) -> Any:
+    """The parameters that an optimizer's code updates are in its graph."""
+    for tensor in tensors_of(graph):
+        tensor.data.mul_(float("nan")) if tensor.is_floating_point() else None
+    return outputs
 
 
 @pytest.mark.parametrize(
     ("backend", "reason"),
     [
         (FAULTS["the backend raises"][0], "RuntimeError: no such instruction"),
-        (
-            raises_half_way,
-            "compiled code raised in run 2: RuntimeError: illegal instruction",
-        ),
-        (spoils_the_parameters, "not right: NaN or Inf in run 2"),
+        # Raised after the parameters were changed.
+        (from_run(3, raises), "compiled code raised in run 2: RuntimeError: illegal instruction"),
+        (from_run(3, spoils_the_parameters), "not right: NaN or Inf in run 2"),
     ],
     ids=["the backend raises", "raises in a later run", "NaN from a later run on"],
 )
@@ -233,20 +189,14 @@ def test_code_that_is_right_but_slow_is_taken_back() -> None:
 
 class TestBackward:
     def backend(self, fails_in: int) -> Callable[..., Any]:
-        runs = 0
+        def no_backward(graph: Any, outputs: Any) -> Any:
+            raise RuntimeError("no backward today")
 
-        def backward(graph: Any, inputs: Any) -> Any:
-            def code(args: Any) -> Any:
-                nonlocal runs
-                runs += 1
-                if runs >= fails_in:
-                    raise RuntimeError("no backward today")
-                return graph.forward(*args)
-
-            code._boxed_call = True  # type: ignore[attr-defined]
-            return code
-
-        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=backward)
+        faulty = from_run(fails_in, no_backward)
+        return aot_autograd(
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+            bw_compiler=lambda graph, inputs: make_boxed_func(faulty(graph, inputs)),
+        )
 
     def test_one_that_raises_at_once_is_found_by_the_comparison(self) -> None:
         plain, model = seeded(Net), seeded(Net)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.models import Net
+from tests.models import Net, loader
 
 
 class TinyBlock(nn.Module):
@@ -35,3 +35,20 @@ class SgdNet(AdamNet):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class Searches(SgdNet):
+    """Has the attributes that Lightning's finders set, and its own loaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr, self.batch_size = 0.05, 4
+
+    def train_dataloader(self) -> Any:
+        return loader(96, self.batch_size)
+
+    def val_dataloader(self) -> Any:
+        return loader(16, self.batch_size)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)

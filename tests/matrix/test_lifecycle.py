@@ -17,7 +17,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning_hotcompile import HotCompile
 from tests.hot import hot
 from tests.matrix.compare import assert_close, assert_same_run, outcome, saved, seed
-from tests.matrix.nets import AdamNet, SgdNet
+from tests.matrix.nets import AdamNet, Searches, SgdNet
 from tests.models import loader, make_trainer, seeded
 
 SCOPES = pytest.mark.parametrize("scope", ["auto", "regions"])
@@ -111,21 +111,6 @@ def test_one_callback_in_several_trainers(scope: str) -> None:
         assert callback.report.phase == "steady"
         ends = [outcome(m, t) for m, t in zip((plain, under), trainers, strict=True)]
         assert_same_run(*ends)
-
-
-class Searches(SgdNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lr, self.batch_size = 0.05, 4
-
-    def train_dataloader(self) -> Any:
-        return loader(96, self.batch_size)
-
-    def val_dataloader(self) -> Any:
-        return loader(16, self.batch_size)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
 def tuned(callbacks: list[Any], folder: Path) -> Any:

@@ -11,7 +11,7 @@ from lightning.pytorch import callbacks as pl_callbacks
 from torch import Tensor, nn
 
 from tests.matrix.compare import Cell, check, in_scopes
-from tests.matrix.nets import SgdNet, TinyBlock
+from tests.matrix.nets import Searches, SgdNet, TinyBlock
 from tests.models import loader
 
 
@@ -27,20 +27,6 @@ class Backbone(SgdNet):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
-
-
-class Searches(SgdNet):
-    """Has the attributes that Lightning's finders set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lr, self.batch_size = 0.05, 4
-
-    def train_dataloader(self) -> Any:
-        return loader(96, self.batch_size)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
 class AddsGroups(pl_callbacks.BaseFinetuning):
