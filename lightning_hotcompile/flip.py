@@ -138,9 +138,10 @@ class Flip:
     def try_fused(self, compiled_saves_s: float, step_s: float) -> None:
         """Time torch's own fused optimizers on copies, and advise them where they save more."""
         for optimizer in self._trainer.optimizers:
-            trial = try_fused(optimizer)
-            advice = trial.advice(compiled_saves_s, step_s) if trial is not None else None
-            self.advice += [advice] if advice is not None else []
+            with contextlib.suppress(Exception):  # no memory for copies, say: it is advice and no more
+                trial = try_fused(optimizer)
+                advice = trial.advice(compiled_saves_s, step_s) if trial is not None else None
+                self.advice += [advice] if advice is not None else []
 
     def take_out(self) -> None:
         """Change the model back."""

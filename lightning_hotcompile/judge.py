@@ -109,21 +109,29 @@ class Judge:
         plan = self._flip.installation.plan
         return left is None or left * step_s > self._memory.expectation(plan, known, step_s).compile_s
 
+    @property
+    def _on_cpu(self) -> bool:
+        """Where the prior was measured: elsewhere a short step says nothing about the gain."""
+        return device_type(self._trainer.lightning_module) == "cpu"
+
     def may_try_others(self, track: Track) -> bool:
         """Whether other plans than the first one are for this callback to try."""
         config = self._config
         chosen = config.scope == "auto" and config.cost_gate and config.min_speedup > 0
         alone = self._trainer.world_size == 1 and self._watch.tracks.flipped() == 1
-        return chosen and alone and self._stage == TRAIN and track.pairs.n > 0
+        measured = self._stage == TRAIN and track.pairs.n > 0
+        return chosen and alone and measured and track.state.flips < config.max_flips
 
     def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
         """Whether to try one more plan after the present one."""
-        step_s = median(track.pairs.compiled if track.phase is Phase.STEADY else track.pairs.eager)
+        step_s = self._ledger.eager_step_s or median(track.pairs.eager)  # of a batch; pairs are of units
+        if track.phase is Phase.STEADY:
+            step_s *= median(track.pairs.compiled) / median(track.pairs.eager)
         return worth_one_more(
             scope=plan.scope,
             remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,
-            cost_s=self._memory.expectation(plan, None, step_s).compile_s,
+            cost_s=self._memory.expectation(plan, None, None).compile_s,
             spent_s=self._ledger.spent_s,
         )
 
@@ -176,7 +184,7 @@ class Judge:
             return Decision(go=False, reason=f"max_signatures={limit} is reached")
         if self._watch.differentiates_twice:
             return Decision(go=False, reason="create_graph=True: compiled code has no second derivative")
-        decision = self._given or self._forecast(track)
+        decision = (self._given if track.state.flips else None) or self._forecast(track)
         if self.decision is None or self.decision.wait:
             self.decision = decision
         return decision
@@ -191,7 +199,7 @@ class Judge:
         return forecast(
             remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,
-            expected=self._memory.expectation(plan, known, step_s),
+            expected=self._memory.expectation(plan, known, step_s if self._on_cpu else None),
             spent_s=self._ledger.spent_s,
         )
 

@@ -78,7 +78,6 @@ class Memory:
         self._store = store if config.cost_gate else None
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
-        self._assumed_s = assumed_compile_s(plan.regions)
         self._known: dict[StepSignature, Profile | None] = {}
         self._history: list[tuple[float, float]] | None = None
 
@@ -111,19 +110,29 @@ class Memory:
             measured=judged,
         )
 
-    def learn(self, signature: StepSignature, report: Report) -> None:
-        """Keep the verdict of a run that has ended, and what its compiling cost."""
+    def learn(
+        self, signature: StepSignature, report: Report, plan: CompilePlan, *, compile_s: float, warm: bool
+    ) -> None:
+        """Keep the verdict of a run that has ended, and what its compiling cost.
+
+        Args:
+            signature: the step that the report is about.
+            report: of the run.
+            plan: the one that the verdict is about.
+            compile_s: seconds of compiling this plan alone.
+            warm: whether the compiler found all of it in its cache.
+        """
         verdict = self._verdict(report)
         if self._store is None or verdict is None:
             return
-        self._store.remember(self._profile(signature, report, verdict))
-        if report.compile_s > 0 and len(report.tried) <= 1:  # of several plans it is a sum
+        self._store.remember(self._profile(signature, report, verdict, compile_s, warm))
+        if compile_s > 0:
             self._store.add_compile_sample(
                 CompileSample(
-                    kinds=tuple(region.kind for region in report.regions),
-                    assumed_s=self._assumed_s,
-                    seconds=report.compile_s,
-                    warm=_was_warm(report),
+                    kinds=tuple(region.kind for region in plan.regions),
+                    assumed_s=assumed_compile_s(plan.regions),
+                    seconds=compile_s,
+                    warm=warm,
                     torch=str(torch.__version__),
                     when=utc_now(),
                 )
@@ -137,9 +146,12 @@ class Memory:
             return "bad" if report.speedup.value < self._min_speedup else None
         return "unknown" if report.phase in ("settling", "refining") else None
 
-    def _profile(self, signature: StepSignature, report: Report, verdict: str) -> Profile:
+    def _profile(
+        self, signature: StepSignature, report: Report, verdict: str, compile_s: float, warm: bool
+    ) -> Profile:
         assert self._store is not None
-        ratio, warm = report.speedup, _was_warm(report)
+        ratio, known = report.speedup, self.of(signature)
+        tried = [*(known.tried if known is not None else ()), *report.tried]
         return Profile(
             key=self._store.key(plan=self._key, signature=signature.digest),
             verdict=verdict,
@@ -147,15 +159,15 @@ class Memory:
             scope=report.scope,
             when=utc_now(),
             eager_parts=report.eager_parts,
-            tried=tuple(report.tried),
+            tried=tuple(dict.fromkeys(tried)),
             speedup=None if ratio is None else ratio.value,
             speedup_low=None if ratio is None else ratio.low,
             speedup_high=None if ratio is None else ratio.high,
             pairs=0 if ratio is None else ratio.n,
             eager_s=None if report.eager_ms is None else 1e-3 * report.eager_ms.median,
             compiled_s=None if report.compiled_ms is None else 1e-3 * report.compiled_ms.median,
-            compile_s=None if warm else report.compile_s,
-            warm_compile_s=report.compile_s if warm else None,
+            compile_s=None if warm else compile_s,
+            warm_compile_s=compile_s if warm else None,
         )
 
     def _cold_compiles(self) -> list[tuple[float, float]]:
@@ -168,11 +180,15 @@ class Memory:
 def _digest(plan: CompilePlan, config: HotCompileConfig, stage: str) -> str:
     backend = config.backend if isinstance(config.backend, str) else getattr(config.backend, "__name__", "")
     options = sorted((config.options or {}).items(), key=lambda item: item[0])
-    parts = (plan.digest, stage, backend, config.mode, options, config.dynamic, config.random)
+    parts = (
+        plan.digest,
+        stage,
+        config.scope,
+        config.compile_optimizer,
+        backend,
+        config.mode,
+        options,
+        config.dynamic,
+        config.random,
+    )
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-
-
-def _was_warm(report: Report) -> bool:
-    """Whether the compiler found all of its graphs in its cache."""
-    hits = [e["cache_hit"] for e in report.events if e["kind"] == "compiled"]
-    return bool(hits) and all(hits)

@@ -73,16 +73,20 @@ class Rounds:
         self._ledger = ledger
         self._story = story
         self._best: _Result | None = None
+        self._track: Track | None = None
+        """The signature on which plans are tried; others use the plan that is in place."""
+
         self._flips = [self.now.flip]
         self.tried: dict[str, float] = {}
         """Speed-up of each scope that was measured, in order; 1 for one that was taken back."""
 
-    def close(self, track: Track | None) -> None:
+    def close(self) -> None:
         """Change everything back; a round that has not ended leaves the word to the best one before it."""
         for flip in self._flips:
             flip.take_out()
-        if self._best is not None and track is not None and self.now is not self._best.round:
-            self._take_up(self._best, track, self._best.state.reason)
+        if self._is_trial and self._best is not None and self._track is not None:
+            self._ledger.end_round()
+            self._take_up(self._best, self._track, self._best.state.reason)
 
     @property
     def compile_s(self) -> float:
@@ -91,6 +95,10 @@ class Rounds:
 
     def move(self, track: Track, steps: int) -> None:
         """At most one transition of this signature, and the next round if that was the end of one."""
+        if self._is_trial and track is not self._track:
+            if not track.hot:
+                return
+            self._abandon_trial()  # another signature needs a plan that is known to be good
         if track.phase is Phase.OBSERVING and self._best is None:
             self._begin_with_known(track)
         before = track.phase
@@ -100,6 +108,8 @@ class Rounds:
 
     def _begin_with_known(self, track: Track) -> None:
         """Begin with the plan that an earlier run has found to be the best."""
+        if len(self._flips) > 1 or self.now.flip.in_place or self.now.flip.prewarm is not None:
+            return  # another signature uses the first plan already
         known = self._memory.of(track.signature)
         if known is None or known.verdict != "good" or known.scope == self.now.plan.scope:
             return
@@ -107,7 +117,22 @@ class Rounds:
         if chosen is not None:
             self._go_to(self._make(chosen, None))
 
+    @property
+    def _is_trial(self) -> bool:
+        return self._best is not None and self.now is not self._best.round
+
+    def _abandon_trial(self) -> None:
+        assert self._best is not None
+        assert self._track is not None
+        self._ledger.end_round()
+        self.now.flip.take_out()
+        self._take_up(self._best, self._track, self._best.state.reason)
+        self.now.flip.go_on()
+
     def _end_round(self, track: Track) -> None:
+        self._track = self._track or track
+        if track is not self._track:
+            return
         result = _Result(round=self.now, state=track.state, pairs=track.pairs)
         self.tried[self.now.plan.scope] = result.speedup
         best = self._best
@@ -116,6 +141,7 @@ class Rounds:
             return
         if best is None and track.state.may_retry:
             return
+        self._ledger.end_round()
         if best is None or result.speedup > best.speedup * CLEARLY_BETTER:
             self._best = result
         else:
@@ -135,8 +161,9 @@ class Rounds:
 
     def _take_up(self, best: _Result, track: Track, reason: str) -> None:
         self.now = best.round
-        track.state = replace(best.state, reason=reason)
+        track.state = replace(best.state, reason=reason, flips=max(best.state.flips, track.state.flips))
         track.pairs = self._ledger.pairs = best.pairs
+        track.forget_misses()  # those of the plan that was tried
 
     def _begin_another(self, track: Track) -> bool:
         known = self._memory.of(track.signature)

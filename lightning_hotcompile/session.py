@@ -95,7 +95,11 @@ class Session:
         self.flip.batch.begin(batch, track.signature.batch)
         self.flip.end_capture()  # of the step before, whatever step this is
         if not self._is_at_rest(track):
+            flip = self.flip
             self.rounds.move(track, self.steps)
+            if self.flip is not flip:  # another plan is tried
+                flip.batch.end()
+                self.flip.batch.begin(batch, track.signature.batch)
         lane = self.flip.lane(track.lane())
         record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER)
         record.pairs = track.interleaved
@@ -125,9 +129,9 @@ class Session:
         ran, new_graphs = self.flip.close()
         record.stalled |= new_graphs
         record.compiled = lane is not Lane.EAGER and ran
-        if record.without is not None:
-            lane = Lane.EAGER  # nothing may have been left that could run compiled
         record.disturbed |= new_graphs or (lane is not Lane.EAGER and not ran)
+        if record.without is not None:
+            lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
         if not self._is_at_rest(track):
             self.watch.count(track, record)
@@ -160,7 +164,7 @@ class Session:
         """Change everything back and close the books."""
         self.abandon_step()
         self._book_finished_steps()
-        self.rounds.close(self.main_track)
+        self.rounds.close()
 
     def give_up(self, reason: str) -> None:
         """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""

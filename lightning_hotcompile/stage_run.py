@@ -124,7 +124,14 @@ class StageRun:
         self._handed_over = report = self.report
         track = session.main_track
         if track is not None and self._trainer.is_global_zero:
-            self._memory.learn(track.signature, report)
+            installed = session.flip.installation
+            self._memory.learn(
+                track.signature,
+                report,
+                session.plan,
+                compile_s=installed.timer.seconds,
+                warm=installed.was_warm,
+            )
         if session.steps:
             self._log(scalars(report, PHASE_NUMBER))
             self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())

@@ -106,6 +106,11 @@ class Track:
         self.may_compile = _UNITS_THAT_MAY_COMPILE
         self.failure = None
 
+    def forget_misses(self) -> None:
+        """What compiled code of another plan did not fit does not count."""
+        self.failure = None
+        self.attempts = self.misses = self.recompile_episodes = 0
+
     def begin_another_round(self, reason: str) -> None:
         """Another plan is to be tried on this signature, which is hot already."""
         self.state = State(reason=reason, flips=self.state.flips)

@@ -23,11 +23,13 @@ class Machine(Callback):
     Args:
         extra_s: by part: ``optimizer``, ``step`` (the graph that has the loss), ``module`` (all others).
         broken: parts that cannot be compiled.
+        wait_s: seconds that go by between two steps.
     """
 
-    def __init__(self, *broken: str, **extra_s: float) -> None:
+    def __init__(self, *broken: str, wait_s: float = 0.0, **extra_s: float) -> None:
         self.now = 0.0
         self.broken = broken
+        self.wait_s = wait_s
         self.extra_s = extra_s
         self.runs = Counter[str]()
         self.graphs = Counter[str]()
@@ -36,6 +38,10 @@ class Machine(Callback):
     def on_before_zero_grad(self, *_: Any) -> None:
         """Once in each step, compiled or not."""
         self.now += STEP_S
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """After the step, as loading the next batch would be."""
+        self.now += self.wait_s
 
     def backend(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """Runs graphs as they are."""

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from lightning_hotcompile import HotCompile
+from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits, StepRecord
+from lightning_hotcompile.rounds import Rounds
+from lightning_hotcompile.watch.clock import StepTime
 from tests.hot import assert_same
 from tests.made_up_machine import STEP_S, Machine
 from tests.models import Net, fit, seeded
@@ -105,6 +108,48 @@ def test_a_run_that_ends_in_a_trial_reports_and_remembers_what_it_had_before(
     assert report.speedup.value == pytest.approx(STEP_S / 14)
     again = train(machine, 170).report
     assert "the measured speed-up of 1.43x" in again.decision
+
+
+def test_a_trial_whose_code_does_not_fit_leaves_the_plan_before_alone(
+    train: Callable[..., HotCompile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_up = Rounds._take_up
+
+    def after_misses(rounds: Rounds, best: Any, track: Any, reason: str) -> None:
+        track.failure, track.recompile_episodes = "compiled code did not fit", 4
+        take_up(rounds, best, track, reason)
+
+    monkeypatch.setattr(Rounds, "_take_up", after_misses)
+    report = train(Machine(step=-6.0, module=1.0, optimizer=-1.0)).report
+    assert (report.phase, report.scope) == ("steady", "step")
+
+
+def test_steps_of_a_slower_plan_are_not_booked_at_the_gain_of_the_one_that_is_kept() -> None:
+    ledger = Ledger()
+    for eager_s, compiled_s in ((3.0, 1.0), (1.0, 2.0)):
+        ledger.pairs = PairedUnits()
+        for i in range(20):
+            compiled = i % 2 == 1
+            record = StepRecord(phase="settling", compiled=compiled, pairs=ledger.pairs)
+            seconds = compiled_s if compiled else eager_s
+            ledger.add(StepTime(tag=record, seconds=seconds, wait_seconds=0.0), record)
+        ledger.end_round()
+    assert ledger.saved_s == pytest.approx(10 * (3.0 - 1.0) + 10 * (1.0 - 2.0))
+
+
+def test_max_flips_bounds_the_plans_too(train: Callable[..., HotCompile]) -> None:
+    machine = Machine(step=-2.0, module=-2.0, optimizer=-1.0)
+    assert list(train(machine, max_flips=1).report.tried) == ["step"]
+
+
+@pytest.mark.parametrize("options", [{"scope": "step"}, {"compile_optimizer": True}], ids=str)
+def test_a_run_that_asks_for_something_else_knows_nothing_of_what_auto_has_found(
+    train: Callable[..., HotCompile], options: dict[str, Any]
+) -> None:
+    train(Machine(step=-2.0, module=-2.0, optimizer=3.0))
+    report = train(Machine(step=-2.0, module=-2.0, optimizer=3.0), 60, **options).report
+    flips = [e["reason"] for e in report.events if e["kind"] == "phase_changed" and e["phase"] == "flipping"]
+    assert "an assumed speed-up" in flips[0]
 
 
 def test_weights_are_those_of_a_run_without_the_callback(train: Callable[..., HotCompile]) -> None:

@@ -127,6 +127,7 @@ class Ledger:
         self._eager = Window(_WINDOW)
         self._compiled = Window(_WINDOW)
         self._compiled_seconds = 0.0
+        self._banked_s = 0.0
         self._stalled: list[float] = []
         self._recorded: list[float] = []
         self._recent: float | None = None
@@ -163,6 +164,11 @@ class Ledger:
             (self._compiled if record.compiled else self._eager).add(time.seconds)
         if record.pairs is not None:
             record.pairs.add(record, time.seconds)
+
+    def end_round(self) -> None:
+        """Compiled steps until now count at the speed-up of the plan that they ran."""
+        self._banked_s += self._compiled_seconds * (self._gain or 0.0)
+        self._compiled_seconds = 0.0
 
     @property
     def spent_s(self) -> float:
@@ -216,7 +222,9 @@ class Ledger:
     def saved_s(self) -> float | None:
         """Time that compiled steps saved, less all costs; ``None`` without both kinds of steps."""
         gain = self._gain
-        return None if gain is None else self._compiled_seconds * gain - self.costs_s
+        if gain is None:
+            return None
+        return self._banked_s + self._compiled_seconds * gain - self.costs_s
 
     @property
     def break_even_step(self) -> int | None:

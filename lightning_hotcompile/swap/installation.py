@@ -182,7 +182,7 @@ class Installation:
     @property
     def is_lost_anywhere(self) -> bool:
         """Whether a region has compiled code that does not fit its calls any longer."""
-        return any(s.fit.is_lost for s in self._swapped if s.error is None)
+        return any(s.fit.is_lost for s in self._swapped if s.error is None and s.taken_back is None)
 
     @property
     def anything_left(self) -> bool:
@@ -214,6 +214,12 @@ class Installation:
             error=self.witness.error_of(name) or swapped.error,
             taken_back=swapped.taken_back,
         )
+
+    @property
+    def was_warm(self) -> bool:
+        """Whether the compiler found all graphs in its cache."""
+        graphs = self.witness.graphs
+        return bool(graphs) and all(graph.cache_hit for graph in graphs)
 
     @property
     def graph_breaks(self) -> int:

@@ -81,7 +81,8 @@ class SwappedOptimizer(SwappedRegion):
     def put(self, root: nn.Module) -> None:
         """Give the optimizer a ``step`` of its own; ``take_out`` removes it."""
         optimizer = self.optimizer
-        self.error = why_not_compiled(optimizer)  # it may have been wrapped since the plan was made
+        # It may have been wrapped since the plan was made.
+        self.error = self.error or why_not_compiled(optimizer)
         if self.error is not None:
             return
         before = vars(optimizer).get("step")
@@ -137,6 +138,7 @@ class SwappedOptimizer(SwappedRegion):
                 optimizer is not self.optimizer
                 or kwargs
                 or self.error is not None
+                or self.taken_back is not None
                 or not self._gate.takes(self.region.name)
             ):
                 return eager(closure, **kwargs) if closure is not None else eager(**kwargs)
