@@ -88,7 +88,7 @@ class Judge:
             retry=track.failure is not None,
             ratio=pairs.ratio(SETTLING_CONFIDENCE) if look and pairs is not None else None,
             settling_is_over=track.looks + 1 >= len(SETTLING_LOOKS) if look else track.settling_is_over,
-            parts=self._parts(track),
+            part=self._part(track),
             min_speedup=self._config.min_speedup,
             max_flips=self._config.max_flips,
         )
@@ -149,8 +149,8 @@ class Judge:
         left, pairs = SETTLING_LOOKS[track.looks :], track.interleaved
         return pairs is not None and bool(left) and pairs.n >= left[0]
 
-    def _parts(self, track: Track) -> tuple[str, ...]:
-        """Parts of the plan to try with and without: the optimizer.
+    def _part(self, track: Track) -> str | None:
+        """The part of the plan to try with and without: the optimizer.
 
         Not the rest: a compiled optimizer is made for the gradients of the compiled step, whose layout eager
         ones may not have. None if the plan was asked for as it is, if an earlier run has tried, or where
@@ -158,17 +158,17 @@ class Judge:
         """
         parts, config = self._flip.installation.parts, self._config
         if track.phase is not Phase.SETTLING or OPTIMIZER not in parts or len(parts) < 2:
-            return ()
+            return None
         if config.compile_optimizer != "auto" or config.min_speedup == 0 or self._trainer.world_size > 1:
-            return ()
+            return None
         known = self._memory.of(track.signature)
         if (
             known is not None
             and known.verdict == "good"
             and known.scope == self._flip.installation.plan.scope
         ):
-            return ()
-        return (OPTIMIZER,)
+            return None
+        return OPTIMIZER
 
     def _failure(self, track: Track) -> str | None:
         failure = self._flip.failure() or track.failure

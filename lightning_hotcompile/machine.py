@@ -55,7 +55,7 @@ class Facts:
     could succeed. ``compiled_steps`` counts steps in which compiled code ran since the flip.
 
     ``ratio`` is eager time / compiled time while settling; while refining it is the time without the part
-    that is tried / the time with it. ``parts`` are those of the plan that can be tried in this way.
+    that is tried / the time with it. ``part`` is the one that can be tried in this way.
     """
 
     hot: bool = False
@@ -68,7 +68,7 @@ class Facts:
     retry: bool = False
     ratio: Ratio | None = None
     settling_is_over: bool = False
-    parts: tuple[str, ...] = ()
+    part: str | None = None
     min_speedup: float = 1.02
     max_flips: int = 3
 
@@ -77,15 +77,15 @@ class Facts:
 class State:
     """A phase, why it was entered, and how often this signature was compiled.
 
-    While refining, ``trying`` are the parts that are still to be tried, the first one now, and
-    ``outcome`` is what follows if all of them help. A plan is refined once.
+    While refining, ``trying`` is the part that is tried, and ``outcome`` is what follows if it helps. A
+    plan is refined once.
     """
 
     phase: Phase = Phase.OBSERVING
     reason: str = "training runs eagerly until a step has come back often enough"
     flips: int = 0
     may_retry: bool = False
-    trying: tuple[str, ...] = ()
+    trying: str | None = None
     outcome: Transition | None = None
     refined: bool = False
 
@@ -163,30 +163,28 @@ def _settling(state: State, facts: Facts) -> Transition:
 
 
 def _refined_first(state: State, facts: Facts, outcome: Transition) -> Transition:
-    """A plan of several parts is tried with and without each of them before its outcome counts."""
+    """A plan is tried with and without its part before its outcome counts."""
     hopeless = facts.ratio is not None and facts.ratio.high * MOST_OF_A_PART < facts.min_speedup
-    if state.refined or hopeless or not facts.parts:
+    if state.refined or hopeless or facts.part is None:
         return outcome
     outcome = replace(outcome, state=replace(outcome.state, refined=True))
-    reason = f"{facts.ratio} as a whole; now with and without {facts.parts[0]}"
-    refining = replace(_to(state, Phase.REFINING, reason), trying=facts.parts, outcome=outcome, refined=True)
+    reason = f"{facts.ratio} as a whole; now with and without {facts.part}"
+    refining = replace(_to(state, Phase.REFINING, reason), trying=facts.part, outcome=outcome, refined=True)
     return Transition(refining)
 
 
 def _refining(state: State, facts: Facts) -> Transition:
     if facts.failure is not None:
         return _revert(state, facts)
-    ratio, (part, *others) = facts.ratio, state.trying
+    ratio = facts.ratio
     if ratio is not None and ratio.high < 1:
-        slower = f"a step is {1 / ratio.value:.2f}x faster if {part} is not compiled"
+        slower = f"a step is {1 / ratio.value:.2f}x faster if {state.trying} is not compiled"
         return Transition(_to(state, Phase.SETTLING, slower), Action.DROP_PART)
     helps = ratio is not None and ratio.low > 1
     if not helps and not facts.settling_is_over:
         return Transition(state)
-    if not others:
-        assert state.outcome is not None
-        return state.outcome
-    return Transition(replace(state, trying=tuple(others), reason=f"now with and without {others[0]}"))
+    assert state.outcome is not None
+    return state.outcome
 
 
 def _steady(state: State, facts: Facts) -> Transition:
@@ -219,7 +217,7 @@ def _too_slow(state: State, facts: Facts, ratio: Ratio) -> Transition:
 
 
 def _to(state: State, phase: Phase, reason: str) -> State:
-    return replace(state, phase=phase, reason=reason, may_retry=False, trying=(), outcome=None)
+    return replace(state, phase=phase, reason=reason, may_retry=False, trying=None, outcome=None)
 
 
 _RULES = {

@@ -13,7 +13,6 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.step_watch import StepWatch
-from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.swap.ranks import Proposal
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
@@ -130,7 +129,7 @@ class Moves:
             self._ledger.pairs = track.pairs
             self._story.planned(self._plan.scope, self._plan.reason, len(self._plan.regions), str(self._plan))
         self._learn_from(track, before, transition.action, facts)
-        if track.phase is not before.phase or track.state.trying != before.trying:
+        if track.phase is not before.phase:
             track.began_comparing()
             self._story.entered(str(track.phase), track.state.reason)
             if track.phase is Phase.SETTLING:
@@ -141,11 +140,10 @@ class Moves:
         """What the steps that were interleaved until now have shown."""
         if facts.ratio is not None and before.phase is Phase.SETTLING:
             self._story.measured(facts.ratio)
-        elif facts.ratio is not None and before.trying:
+        elif facts.ratio is not None and before.trying is not None:
             kept = action is not Action.DROP_PART
-            self._story.tried(before.trying[0], facts.ratio, kept=kept)
-            if before.trying[0] == OPTIMIZER:
-                track.optimizer_saves_s = track.trial.saves_s if kept else 0.0
+            self._story.tried(before.trying, facts.ratio, kept=kept)
+            track.optimizer_saves_s = track.trial.saves_s if kept else 0.0
         if track.phase is Phase.STEADY and track.state.refined and track.pairs.n:
             self._flip.try_fused(track.optimizer_saves_s, median(track.pairs.compiled))
 
@@ -158,8 +156,8 @@ class Moves:
             self._flip.begin_prewarm()
         elif action is Action.INSTALL:
             self._flip.install(self._memory.eager_parts(track.signature, self._plan.scope))
-        elif action is Action.DROP_PART:
-            self._flip.take_back(before.trying[0], track.state.reason)
+        elif action is Action.DROP_PART and before.trying is not None:
+            self._flip.take_back(before.trying, track.state.reason)
         elif action is Action.TAKE_OUT:
             self._take_out(track)
 

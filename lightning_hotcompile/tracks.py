@@ -75,8 +75,7 @@ class Track:
     @property
     def without(self) -> str | None:
         """The part of the plan that is left out of the next unit."""
-        trying = self.state.trying
-        return trying[0] if trying and self.phase is Phase.REFINING and self._is_first_arm else None
+        return self.state.trying if self._is_first_arm else None
 
     @property
     def interleaved(self) -> PairedUnits | None:

@@ -62,7 +62,7 @@ class TestLane:
 
     def test_refining_takes_turns_without_and_with_the_part_that_is_tried(self) -> None:
         found = track(Phase.REFINING)
-        found.state = dataclasses.replace(found.state, trying=("optimizer", "step"))
+        found.state = dataclasses.replace(found.state, trying="optimizer")
         arms = []
         for _ in range(6):
             arms.append((found.lane(), found.without))
@@ -109,7 +109,7 @@ class TestBooks:
     def test_a_trial_of_a_part_keeps_the_pairs_of_the_whole(self) -> None:
         found = track(Phase.SETTLING)
         pairs = found.interleaved
-        found.state = dataclasses.replace(found.state, phase=Phase.REFINING, trying=("optimizer",))
+        found.state = dataclasses.replace(found.state, phase=Phase.REFINING, trying="optimizer")
         found.began_comparing()
         assert found.pairs is pairs
         trial = found.interleaved

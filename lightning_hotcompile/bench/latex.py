@@ -4,29 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-}
-
-
-def escaped(text: str) -> str:
-    r"""Text as LaTeX prints it.
-
-    >>> print(escaped("50% of d_model"))
-    50\% of d\_model
-    """
-    return "".join(_ESCAPES.get(character, character) for character in text)
+from lightning_hotcompile.view.latex import escaped
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[bool]) -> str:

@@ -38,11 +38,6 @@ class Gate:
         self.left_out: frozenset[str] = frozenset()  # regions that run eagerly on any lane
         self.dynamic_dims = NOTHING_VARIES  # in the tensors of this step, for what is compiled in it
 
-    @property
-    def compiled(self) -> bool:
-        """Whether compiled code is to be used now."""
-        return self.lane is not Lane.EAGER
-
     def takes(self, region: str) -> bool:
         """Whether compiled code of this region is to be used now."""
         return self.lane is not Lane.EAGER and region not in self.left_out

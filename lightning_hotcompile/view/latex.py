@@ -35,32 +35,37 @@ def report_to_latex(report: Report) -> str:
     """Headline, facts, tables and notes, to be put into a document of yours; needs no package."""
     head = Section(title="hotcompile receipt", columns=("what", "value"), rows=tuple(facts(report)))
     blocks = [
-        f"\\paragraph{{hotcompile receipt}} {_escaped(wording.headline(report))}",
+        f"\\paragraph{{hotcompile receipt}} {escaped(wording.headline(report))}",
         _table(head, "lp{10cm}"),
     ]
     for section in sections(report):
         columns = "".join("r" if column.startswith("#") else "l" for column in section.columns)
         blocks += [
-            f"\\paragraph{{{_escaped(section.title)}}}",
+            f"\\paragraph{{{escaped(section.title)}}}",
             _table(section, columns),
             *_items(section.remarks),
         ]
     blocks += _items(report.notes)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return "\n\n".join([*blocks, *([f"{{\\small {_escaped(versions)}}}"] if versions else [])]) + "\n"
+    return "\n\n".join([*blocks, *([f"{{\\small {escaped(versions)}}}"] if versions else [])]) + "\n"
 
 
 def _table(section: Section, columns: str) -> str:
-    head = " & ".join(_escaped(column.removeprefix("#")) for column in section.columns)
-    rows = [" & ".join(map(_escaped, row)) + r" \\" for row in section.rows]
+    head = " & ".join(escaped(column.removeprefix("#")) for column in section.columns)
+    rows = [" & ".join(map(escaped, row)) + r" \\" for row in section.rows]
     body = "\n".join([r"\hline", rf"{head} \\", r"\hline", *rows, r"\hline"])
     return f"\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}"
 
 
 def _items(sentences: Sequence[str]) -> list[str]:
-    items = "\n".join(f"\\item {_escaped(sentence)}" for sentence in sentences)
+    items = "\n".join(f"\\item {escaped(sentence)}" for sentence in sentences)
     return [f"\\begin{{itemize}}\n{items}\n\\end{{itemize}}"] if items else []
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    r"""Text as LaTeX prints it, on one line.
+
+    >>> print(escaped("50% of d_model"))
+    50\% of d\_model
+    """
     return " ".join(text.split()).translate(_ESCAPES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +196,12 @@ class TestPrior:
     def test_of_the_package_has_each_scope_that_is_asked_for(self) -> None:
         assert {"step", "step+optimizer", "regions+optimizer"} <= set(PRIOR)
         assert all(line.cases >= 4 and 0 < line.from_ms < line.to_ms for line in PRIOR.values())
+
+    def test_of_the_package_is_the_one_that_was_measured(self) -> None:
+        folder = Path(__file__).parents[2] / "recipes" / "results" / "scopes"
+        measured = json.loads((folder / "prior.json").read_text(encoding="utf-8"))["lines"]
+        assert {plan: Line(**line) for plan, line in measured.items()} == PRIOR
+        assert fitted(json.loads((folder / "scopes.json").read_text(encoding="utf-8"))["rows"]) == measured
 
 
 class TestOneMore:

@@ -31,7 +31,7 @@ def _nothing_is_left_open() -> Iterator[None]:
 
 def test_closed_is_eager() -> None:
     gate = Gate()
-    assert (gate.lane, gate.compiled) == (Lane.EAGER, False)
+    assert (gate.lane, gate.takes("a")) == (Lane.EAGER, False)
     gate.close()
 
 
@@ -39,7 +39,7 @@ def test_closed_is_eager() -> None:
 def test_open_and_close(lane: Lane) -> None:
     gate, before = Gate(), outside()
     gate.open(lane)
-    assert (gate.lane, gate.compiled) == (lane, lane is not Lane.EAGER)
+    assert (gate.lane, gate.takes("a")) == (lane, lane is not Lane.EAGER)
     assert (outside() == before) is (lane is Lane.EAGER)
     gate.close()
     assert (gate.lane, outside()) == (Lane.EAGER, before)
