@@ -157,8 +157,9 @@ class HotCompile(EvaluationHooks):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """The recorded operations are those of forward and backward; the update would double them."""
-        if TRAIN in self._runs and pl_module.automatic_optimization:
-            self._runs[TRAIN].guarded(lambda session: session.watch.end_recording())
+        run = self._runs.get(TRAIN)
+        if run is not None and run.session.watch.is_recording and pl_module.automatic_optimization:
+            run.guarded(Session.end_recording)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -268,8 +269,7 @@ class HotCompile(EvaluationHooks):
         return plan, ranks.agree_to_watch(plan.digest if plan else "none", reason)
 
     def _finish(self, stage: str) -> None:
-        run = self._runs.pop(stage, None)
-        if run is not None:
+        if (run := self._runs.pop(stage, None)) is not None:
             if stage == TRAIN:
                 self._progress_bar.take_out()
             self._reports[stage] = run.finish()

@@ -68,14 +68,12 @@ class EvaluationHooks(Callback):
     def _before_step(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         run = self._runs.get(stage)
         if run is not None:
-            run.guarded(lambda session: session.before_step(batch, batch_idx, dataloader_idx))
-            run.guarded(lambda _: run.log_what_is_new())
+            run.before_step(batch, batch_idx, dataloader_idx)
 
     def _after_step(self, stage: str) -> None:
         run = self._runs.get(stage)
         if run is not None:
-            run.guarded(Session.after_step)
-            run.guarded(lambda _: run.log_step_time())
+            run.after_step()
 
 
 def _stage(trainer: Trainer) -> str:

@@ -137,11 +137,13 @@ class Flip:
 
     def try_fused(self, compiled_saves_s: float, step_s: float) -> None:
         """Time torch's own fused optimizers on copies, and advise them where they save more."""
+        start = self._now()
         for optimizer in self._trainer.optimizers:
             with contextlib.suppress(Exception):  # no memory for copies, say: it is advice and no more
                 trial = try_fused(optimizer)
                 advice = trial.advice(compiled_saves_s, step_s) if trial is not None else None
                 self.advice += [advice] if advice is not None else []
+        self._ledger.install_s += self._now() - start
 
     def take_out(self) -> None:
         """Change the model back."""
@@ -181,6 +183,22 @@ class Flip:
         left_out = self.installation.parts.get(without, NO_REGION) if without else NO_REGION
         self.installation.gate.open(lane, left_out)
 
+    def open_again(self, lane: Lane) -> None:
+        """A step begins that is to go as the one before went; nothing is compiled in it."""
+        installation = self.installation
+        self._runs_before = installation.witness.total_runs
+        installation.gate.open(lane)
+
+    def went_again(self, lane: Lane) -> bool:
+        """Such a step ended: whether it went so. If not, :meth:`close` tells more."""
+        installation = self.installation
+        if lane is not Lane.EAGER and installation.witness.total_runs == self._runs_before:
+            return False
+        if installation.is_lost_anywhere or self.has_news:
+            return False
+        installation.gate.close()
+        return True
+
     def close(self) -> tuple[bool, bool]:
         """A step ended: whether compiled code ran in it, wherever there is any; whether any was compiled."""
         self._let_batch_go()
@@ -206,14 +224,11 @@ class Flip:
     @property
     def has_news(self) -> bool:
         """Whether something was compiled or failed since :meth:`failure` was asked last."""
-        return self._seen != self._happened()
-
-    def _happened(self) -> tuple[int, int]:
-        return len(self.installation.gate.failures), len(self.installation.witness.graphs)
+        return self._seen != self.installation.happened
 
     def failure(self) -> str | None:
         """Why nothing of this installation can be used any longer; single regions are taken out."""
-        self._seen = self._happened()
+        self._seen = self.installation.happened
         if not self.in_place:
             return None
         for name, reason in self.installation.drop_failed():

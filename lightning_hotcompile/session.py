@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.cruise import Cruise
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Phase, State
@@ -81,17 +82,36 @@ class Session:
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
+        self._cruise: Cruise | None = None
 
     def before_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Decide how the step that is about to run goes, and begin to time it."""
-        start, installed_s = self._now(), self.ledger.install_s
+        start, cruise = self._now(), self._cruise
+        if (
+            cruise is None
+            or self._current is not None
+            or not cruise.goes_on(batch, batch_idx, dataloader_idx)
+        ):
+            self._consider_step(start, batch, batch_idx, dataloader_idx)
+            return
+        record = StepRecord(phase=cruise.phase, compiled=cruise.lane is not Lane.EAGER)
+        self._current = (cruise.track, record, cruise.lane)
+        cruise.under_way = True
+        self.flip.open_again(cruise.lane)
+        self.ledger.own_s += self._now() - start
+        self._clock.start(record)
+
+    def _consider_step(self, start: float, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """The long way: everything is asked anew, and a phase may change."""
+        self._cruise = None
+        installed_s = self.ledger.install_s
         if self._current is not None:
             self.abandon_step()
         if self._gave_up is not None:
             self._together.answer_for(self._gave_up, self.steps)
             return
-        self._book_finished_steps()
-        track = self.watch.track_of(batch, batch_idx, dataloader_idx, self._is_at_rest)
+        self.book_finished_steps()
+        track = self.watch.track_of(batch, batch_idx, dataloader_idx)
         self.flip.batch.begin(batch, track.signature.batch)
         self.flip.end_capture()  # of the step before, whatever step this is
         if not self._is_at_rest(track):
@@ -112,6 +132,8 @@ class Session:
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
         if self.watch.is_one_to_record(track, record) and self.judge.may_pay(track):
             self.watch.begin_recording(record)
+        elif lane is not Lane.COMPILE and self._is_at_rest(track):
+            self._cruise = Cruise(track, lane, dataloader_idx, self.watch.test_for(track))
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
         self._clock.start(record)
 
@@ -121,11 +143,19 @@ class Session:
             self.steps += self._gave_up is not None
             return
         self._clock.stop()
-        start = self._now()
+        start, cruise = self._now(), self._cruise
         (track, record, lane), self._current = self._current, None
-        self.watch.end_recording()
         self.steps += 1
         record.ends_unit = ends_unit(self._trainer, self._stage)
+        if cruise is not None and cruise.under_way and self.flip.went_again(lane):
+            track.ran(lane=lane, compiled=record.compiled, ends_unit=record.ends_unit)
+        else:
+            self._look_back(track, record, lane)
+        self.ledger.own_s += self._now() - start
+
+    def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
+        """The long way: find out what happened in the step."""
+        self.watch.end_recording()
         ran, new_graphs = self.flip.close()
         record.stalled |= new_graphs
         record.compiled = lane is not Lane.EAGER and ran
@@ -134,16 +164,24 @@ class Session:
             lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
         if not self._is_at_rest(track):
+            self._cruise = None
             self.watch.count(track, record)
-        self.ledger.own_s += self._now() - start
 
     def _is_at_rest(self, track: Track) -> bool:
         """Whether nothing can change for this signature, so that its step need not be looked at."""
-        at_rest = track.phase is Phase.STEADY or track.phase is Phase.DECLINED
+        phase = track.state.phase
+        at_rest = phase is Phase.STEADY or phase is Phase.DECLINED
+        if phase is Phase.REVERTED and not track.state.may_retry:
+            at_rest = not self._together.several
         return at_rest and track.failure is None and not self.flip.has_news
+
+    def end_recording(self) -> None:
+        """The forward and backward of the step are over; what follows is not to be recorded."""
+        self.watch.end_recording()
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
+        self._cruise = None
         self.watch.end_recording()
         if self._current is not None:
             self._current = None
@@ -153,7 +191,7 @@ class Session:
     def pause(self) -> None:
         """Out of the model until :meth:`go_on`: another stage comes in between."""
         self.abandon_step()
-        self._book_finished_steps()
+        self.book_finished_steps()
         self.flip.pause()
 
     def go_on(self) -> None:
@@ -163,7 +201,7 @@ class Session:
     def finish(self) -> None:
         """Change everything back and close the books."""
         self.abandon_step()
-        self._book_finished_steps()
+        self.book_finished_steps()
         self.rounds.close()
 
     def give_up(self, reason: str) -> None:
@@ -175,7 +213,8 @@ class Session:
                 track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
         self._together.answer_for(reason, self.steps)
 
-    def _book_finished_steps(self) -> None:
+    def book_finished_steps(self) -> None:
+        """Bring the ledger up to date; at rest this is done once for many steps."""
         for finished in self._clock.drain():
             assert isinstance(finished.tag, StepRecord)
             self.ledger.add(finished, finished.tag)

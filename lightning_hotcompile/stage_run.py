@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -60,6 +61,7 @@ class StageRun:
         self._metrics = metrics
         self._own: list[Event] = []
         self._told = 0
+        self._logs_every = getattr(trainer, "log_every_n_steps", 0) if stage == TRAIN else 0
         self._notes: list[str] = []
         self._handed_over: Report | None = None
         self._memory = Memory(store, plan, config, stage)
@@ -73,40 +75,60 @@ class StageRun:
     @property
     def report(self) -> Report:
         """What is known now."""
+        self.session.book_finished_steps()
         return build_report(self.session, self._own, self._notes)
+
+    def before_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """A step begins; what happened since the last one is logged."""
+        try:
+            self.session.before_step(batch, batch_idx, dataloader_idx)
+            if self._told != len(self._own):
+                self._log_what_is_new()
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self._switch_off(error)
+
+    def after_step(self) -> None:
+        """A step ended; its time is logged as often as Lightning logs."""
+        try:
+            self.session.after_step()
+            self._log_step_time()
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self._switch_off(error)
 
     def guarded(self, action: Callable[[Session], None]) -> None:
         """Do something with the session; after an error of ours everything goes on eagerly."""
         try:
             action(self.session)
-        except Exception as error:
-            if self._config.on_error == "raise":
-                self._answer_other_ranks(error)
-                raise
-            _log.debug("HotCompile failed", exc_info=True)
-            note = f"HotCompile switched itself off after an error of its own: {first_line(error)}"
-            self._notes.append(note)
-            warn(f"{note}. Training goes on eagerly.", stacklevel=3)
-            with contextlib.suppress(Exception):
-                self.session.give_up(note)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        """Called while the error is handled."""
+        if self._config.on_error == "raise":
+            self._answer_other_ranks(error)
+            raise error
+        _log.debug("HotCompile failed", exc_info=True)
+        note = f"HotCompile switched itself off after an error of its own: {first_line(error)}"
+        self._notes.append(note)
+        warn(f"{note}. Training goes on eagerly.", stacklevel=4)
+        with contextlib.suppress(Exception):
+            self.session.give_up(note)
 
     def _answer_other_ranks(self, error: Exception) -> None:
         if self._trainer.world_size > 1:
             with contextlib.suppress(Exception):
                 self.session.give_up(first_line(error))
 
-    def log_what_is_new(self) -> None:
-        """Send the numbers to the loggers if anything happened since the last time."""
-        told, self._told = self._told, len(self._own)
-        if self._told != told:
-            self._log(scalars(self.report, PHASE_NUMBER))
+    def _log_what_is_new(self) -> None:
+        self._told = len(self._own)
+        self._log(scalars(self.report, PHASE_NUMBER))
 
-    def log_step_time(self) -> None:
-        """Send the time of the last booked step, as often as Lightning logs."""
-        every = getattr(self._trainer, "log_every_n_steps", 0)
-        if self.stage != TRAIN or not every or (lightning_step(self._trainer) + 1) % every:
+    def _log_step_time(self) -> None:
+        every = self._logs_every
+        if not every or (lightning_step(self._trainer) + 1) % every:
             return
         if ends_unit(self._trainer, self.stage):
+            self.session.book_finished_steps()
             self._log(
                 {
                     "step_ms": self.session.ledger.recent_step_ms,

@@ -18,7 +18,6 @@ from lightning_hotcompile.watch.family import Families
 from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
 from lightning_hotcompile.watch.signature import SignatureReader
 
-_FULL_READ_EVERY = 8
 _RECORDED_STEP = 2  # the first step still builds the optimizer's state
 
 
@@ -49,33 +48,28 @@ class StepWatch:
         self._unit: list[tuple[Track, StepRecord]] = []
         self._recorder: OpRecorder | None = None
         self._last: Track | None = None
-        self._reads = 0
+        self._tested: tuple[Track, Callable[[Any], bool]] | None = None
         self.tracks = TrackBook()
         self.op_graph: OpGraph | None = None
         self.differentiates_twice = False
         self._recorded_step = min(_RECORDED_STEP, max(1, config.threshold))  # before anything is compiled
 
-    def track_of(
-        self, batch: Any, batch_idx: int, dataloader_idx: int, is_at_rest: Callable[[Track], bool]
-    ) -> Track:
-        """The track of this step. Most steps are like the one before: comparing is cheaper than hashing.
-
-        At rest the model's flags are read now and then only: compiled code has guards on them.
-        """
+    def track_of(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Track:
+        """The track of this step."""
         stage = f"{self._stage} {dataloader_idx}" if dataloader_idx else self._stage
-        new_pass = begins_pass(self._trainer, self._stage, batch_idx)
-        if new_pass:
+        if begins_pass(self._trainer, self._stage, batch_idx):
             self._reader.refresh()
-        self._reads += 1
-        last = self._last
-        if last is not None and not new_pass and last.signature.stage == stage:
-            may_reuse = self._reads % _FULL_READ_EVERY and is_at_rest(last)
-            if may_reuse and self._reader.is_like(last.signature, batch):
-                return last
         signature = self._reader.read(batch, stage=stage, fp8=fp8_state())
+        last = self._last
         if last is None or last.signature != signature:
             self._last = last = self.tracks.of(signature)
         return last
+
+    def test_for(self, track: Track) -> Callable[[Any], bool]:
+        """Whether a batch is as in this track; the model's flags are not looked at."""
+        if self._tested is None or self._tested[0] is not track:
+            self._tested = (track, self._reader.test_for(track.signature))
+        return self._tested[1]
 
     def count(self, track: Track, record: StepRecord) -> None:
         """One step of this signature has ended; at the end of a unit it may have become hot."""
@@ -107,6 +101,11 @@ class StepWatch:
         record.disturbed = record.recorded = True
         self._recorder = OpRecorder()
         self._recorder.start()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the operations of the running step are recorded."""
+        return self._recorder is not None
 
     def end_recording(self) -> None:
         """Stop recording operations, if this step is recorded; a second call does nothing."""

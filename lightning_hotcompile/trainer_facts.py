@@ -47,7 +47,7 @@ def _callbacks(trainer: Trainer) -> list[Callback]:
 
 def ends_unit(trainer: Trainer) -> bool:
     """Whether the optimizer steps after the batch that is about to run or has just run."""
-    return not trainer.fit_loop._should_accumulate()
+    return trainer.accumulate_grad_batches == 1 or not trainer.fit_loop._should_accumulate()
 
 
 def why_not_supported(trainer: Trainer, module: LightningModule) -> str | None:

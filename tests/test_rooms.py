@@ -31,6 +31,7 @@ ROOM_OF_TOP_MODULE = {
     "callback": "callback",
     "environment": "callback",
     "evaluation_hooks": "callback",
+    "cruise": "callback",
     "flip": "callback",
     "judge": "callback",
     "memory": "callback",

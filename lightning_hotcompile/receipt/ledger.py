@@ -15,7 +15,7 @@ from lightning_hotcompile.watch.stats import Ratio, Summary, Window, paired_rati
 _WINDOW = 512
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class StepRecord:
     """What is known of one step besides its time.
 

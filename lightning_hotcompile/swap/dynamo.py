@@ -20,8 +20,9 @@ import torch._dynamo.utils as dynamo_utils
 import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch import Tensor
+from torch._dynamo import eval_frame
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.eval_frame import DynamoStance, _set_stance
+from torch._dynamo.eval_frame import DynamoStance
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
@@ -108,7 +109,7 @@ def compiling_allowed(
                 skip_nnmodule_hook_guards=False,
                 allow_unspec_int_on_nn_module=True,
             ),
-            _KeepsBuffers(),
+            KeepsBuffers(),
             _KeepsCaches(),
         ):
             yield
@@ -137,11 +138,11 @@ class _FailuresTold(logging.Filter):
         return False
 
 
-class _KeepsBuffers:
+class KeepsBuffers:
     """A compiled backward leaves what the forward has saved, so that ``retain_graph=True`` works as in eager.
 
-    AOTAutograd reads this when it compiles and once more in each backward. Set by hand, since a patch
-    costs five times as much and this is done in each step.
+    AOTAutograd reads this when it compiles and once more in each backward, so it is on for as long as
+    compiled code is in place. Code that the user compiles meanwhile keeps its buffers too, and is as right.
     """
 
     def __enter__(self) -> None:
@@ -182,21 +183,18 @@ def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
 class ReuseOnly:
     """A step that uses what is compiled already and runs everything else eagerly.
 
-    The same as ``torch.compiler.set_stance("eager_on_recompile")``, made once and not for each step.
+    The same as ``torch.compiler.set_stance("eager_on_recompile")``. Set by hand, at a tenth of the cost:
+    this is done in each step.
     """
 
     _STANCE = DynamoStance("eager_on_recompile")
 
-    def __init__(self) -> None:
-        self._keeps_buffers = _KeepsBuffers()
-
     def __enter__(self) -> None:
-        self._prior = _set_stance(self._STANCE)
-        self._keeps_buffers.__enter__()
+        self._prior = eval_frame._stance
+        eval_frame._stance = self._STANCE
 
-    def __exit__(self, *exception: object) -> None:
-        self._keeps_buffers.__exit__(*exception)
-        _set_stance(self._prior)
+    def __exit__(self, *_: object) -> None:
+        eval_frame._stance = self._prior
 
 
 def dynamic_integers(patterns: Sequence[str]) -> contextlib.AbstractContextManager[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
-from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.witness import Witness
 
 MISSES_IN_A_ROW = 3
@@ -24,32 +23,26 @@ class Fit:
     def __init__(self, region: str, witness: Witness) -> None:
         self._region = region
         self._witness = witness
-        self._before = (0, 0)
         self._misses = 0
+        self.is_lost = False
+        """Whether compiled code exists and fits no more."""
 
-    def begin(self) -> None:
-        """A call begins."""
-        self._before = (self._witness.total_runs, len(self._witness.graphs))
-
-    def end(self, lane: Lane) -> str | None:
-        """The call ended; why nothing more can be compiled for this region, if that is so."""
-        runs, graphs = self._before
-        if self._witness.total_runs > runs:
+    def ran(self) -> None:
+        """Compiled code ran in a call."""
+        if self._misses:
             self._misses = 0
-        elif lane is Lane.REUSE:
-            self._misses += 1
-        elif len(self._witness.graphs) == graphs:
-            return self._refused()
-        return None
+            self.is_lost = False
 
-    def _refused(self) -> str | None:
+    def missed(self) -> None:
+        """A call that could use what is compiled ran eagerly."""
+        self._misses += 1
+        if self._misses >= MISSES_IN_A_ROW:
+            self.is_lost = self._witness.runs_of(self._region) > 0
+
+    def refused(self) -> str | None:
+        """A call that could compile did not; why nothing more can be compiled here, if that is so."""
         graphs = len(self._witness.graphs_of(self._region))
         if graphs < MANY_GRAPHS:
             return None
         last = "".join(f"; the last reason: {reason}" for reason in recent_recompile_reasons()[-1:])
         return f"none of its {graphs} graphs fits, and Dynamo compiles no more (recompile limit){last}"
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether compiled code exists and fits no more."""
-        return self._misses >= MISSES_IN_A_ROW and self._witness.runs_of(self._region) > 0

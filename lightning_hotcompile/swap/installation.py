@@ -13,7 +13,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.plan.sharding import holds_sharded
-from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
+from lightning_hotcompile.swap.dynamo import CompileTimer, KeepsBuffers, graph_break_count
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.installer import SwappedRegion
@@ -86,6 +86,7 @@ class Installation:
         self._optimizers = optimizers
         self._breaks_before = graph_break_count()
         self._swapped = [self._swap(region) for region in plan.regions]
+        self._keeps_buffers = KeepsBuffers()
         self.in_place = False
 
     def _swap(self, region: Region) -> SwappedRegion:
@@ -120,6 +121,7 @@ class Installation:
     def put(self, captures: Mapping[str, Capture]) -> None:
         """Change the model and warm up what was captured. A region that fails stays eager."""
         self.in_place = True
+        self._keeps_buffers.__enter__()
         self.timer.start()
         self._islands.put()
         for swapped in self._swapped:
@@ -180,9 +182,14 @@ class Installation:
         return tuple(dict.fromkeys(self._part_of(s) for s in self._swapped if s.taken_back is not None))
 
     @property
+    def happened(self) -> tuple[int, int]:
+        """How often something failed, and how many graphs were compiled."""
+        return len(self.gate.failures), len(self.witness.graphs)
+
+    @property
     def is_lost_anywhere(self) -> bool:
         """Whether a region has compiled code that does not fit its calls any longer."""
-        return any(s.fit.is_lost for s in self._swapped if s.error is None and s.taken_back is None)
+        return any(s.fit.is_lost and s.error is None and s.taken_back is None for s in self._swapped)
 
     @property
     def anything_left(self) -> bool:
@@ -196,6 +203,8 @@ class Installation:
             swapped.take_out()
         self._islands.take_out()
         self.timer.stop()
+        if self.in_place:
+            self._keeps_buffers.__exit__()
         self.in_place = False
 
     def proofs(self) -> list[Proof]:

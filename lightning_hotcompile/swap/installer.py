@@ -87,15 +87,21 @@ class SwappedRegion:
         return eager(*args, **kwargs)
 
     def _call_compiled(self, compiled: CompiledFn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        lane = self._gate.lane
-        self.fit.begin()
-        if lane is Lane.COMPILE:
-            with self._gate.dynamic_dims.marked(args, kwargs):
-                result = compiled(*args, **kwargs)
-        else:
+        witness = self._witness
+        before = witness.total_runs
+        if self._gate.lane is not Lane.COMPILE:
             result = compiled(*args, **kwargs)
-        refused = self.fit.end(lane)
-        if refused is not None:
+            if witness.total_runs > before:
+                self.fit.ran()
+            else:
+                self.fit.missed()
+            return result
+        graphs = len(witness.graphs)
+        with self._gate.dynamic_dims.marked(args, kwargs):
+            result = compiled(*args, **kwargs)
+        if witness.total_runs > before:
+            self.fit.ran()
+        elif len(witness.graphs) == graphs and (refused := self.fit.refused()) is not None:
             self._gate.failures.append(HotCompileError(refused))
             self.error = refused
         return result

@@ -30,6 +30,7 @@ class LearningRates:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._tensors: list[Tensor] = []
+        self._held: list[float | None] = []
         self._given: list[Any] | None = None
 
     def as_tensors(self) -> None:
@@ -38,9 +39,14 @@ class LearningRates:
         self._given = [group["lr"] for group in groups]
         while len(self._tensors) < len(groups):
             self._tensors.append(torch.zeros((), dtype=torch.float64))
-        for group, tensor, value in zip(groups, self._tensors, self._given, strict=False):
-            if not isinstance(value, Tensor):
-                group["lr"] = tensor.fill_(value)
+            self._held.append(None)
+        for i, (group, value) in enumerate(zip(groups, self._given, strict=True)):
+            if isinstance(value, Tensor):
+                continue
+            if value != self._held[i]:
+                self._tensors[i].fill_(value)
+                self._held[i] = value
+            group["lr"] = self._tensors[i]
 
     def as_given(self) -> None:
         """Put the user's values back; a second call does nothing."""

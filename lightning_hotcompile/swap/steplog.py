@@ -6,8 +6,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -121,28 +120,32 @@ def _at_once(module: LightningModule, name: str) -> Callable[..., Any]:
     return eager
 
 
-@contextmanager
-def recorded_logs(module: LightningModule, methods: StandIns | None = None) -> Iterator[None]:
+class recorded_logs:  # read as a verb: with recorded_logs(module)
     """``self.log`` and ``self.log_dict`` are collected, and made in order at the end.
 
     The list is a new one each time: Dynamo guards on its length, so one that is not empty at the
     entry would mean a recompile on each step. Also after an exception, what was logged before it
-    is logged.
+    is logged. A class and no generator: it is entered in each step.
     """
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-    attributes = vars(module)
-    methods = stand_ins(module) if methods is None else methods
-    before = {name: attributes[name] for name in _LOGGING_METHODS if name in attributes}
-    attributes[_CALLS] = calls
-    attributes.update(methods)
-    try:
-        yield
-    finally:
+
+    def __init__(self, module: LightningModule, methods: StandIns | None = None) -> None:
+        self._module = module
+        self._methods = stand_ins(module) if methods is None else methods
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __enter__(self) -> None:
+        attributes = vars(self._module)
+        self._before = {name: attributes[name] for name in _LOGGING_METHODS if name in attributes}
+        attributes[_CALLS] = self._calls
+        attributes.update(self._methods)
+
+    def __exit__(self, *_: object) -> None:
+        attributes = vars(self._module)
         for name in (*_LOGGING_METHODS, _CALLS):
             attributes.pop(name, None)
-        attributes.update(before)
-        for name, args, kwargs in calls:
-            getattr(module, name)(*map(_as_numbers, args), **kwargs)
+        attributes.update(self._before)
+        for name, args, kwargs in self._calls:
+            getattr(self._module, name)(*map(_as_numbers, args), **kwargs)
 
 
 def _integer_sources(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from lightning_hotcompile.watch.family import Families
-from lightning_hotcompile.watch.structure import FamilyShape, Member, describe
+from lightning_hotcompile.watch.structure import FamilyShape, Member, describe, matcher
 
 _TRAINING = attrgetter("training")
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -111,6 +112,11 @@ class SignatureReader:
         return (
             structure == signature.batch and self._stable_values(structure, tuple(found)) == signature.values
         )
+
+    def test_for(self, signature: StepSignature) -> Callable[[Any], bool]:
+        """What :meth:`is_like` says of batches, as one function that is the quickest there is."""
+        quick = matcher(signature.batch) if not signature.values else None
+        return quick or functools.partial(self.is_like, signature)
 
     def _stable_values(self, structure: Hashable, values: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
         if not values:
