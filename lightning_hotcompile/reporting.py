@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning_hotcompile.session import Session
 from lightning_hotcompile.swap.graph import Graph
 from lightning_hotcompile.swap.installation import Proof
 from lightning_hotcompile.trainer_facts import versions
+from lightning_hotcompile.view.run import Run
 
 NOTHING_COMPARED = "nothing was compiled"
 
@@ -108,6 +110,20 @@ def scalars(report: Report, phase_numbers: Mapping[str, int]) -> dict[str, float
         }
     peak = report.peak_memory_mb
     return measured | {"peak_memory_mb": max(peak.values()) if peak else None}
+
+
+def timeline_image(report: Report, events: Sequence[Event], name: str) -> Any | None:
+    """The steps of a run as a picture, uint8 of shape (height, width, 3).
+
+    None without matplotlib, or where no step was timed.
+    """
+    if not report.samples:
+        return None
+    try:  # optional, and half a second to import: only where a logger takes the picture
+        picture = importlib.import_module("lightning_hotcompile.view.picture")
+    except ModuleNotFoundError:
+        return None
+    return picture.timeline_image([Run(name=name, report=report, events=tuple(events))])
 
 
 def _region_proof(proof: Proof) -> RegionProof:

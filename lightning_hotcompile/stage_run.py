@@ -20,7 +20,7 @@ from lightning_hotcompile.receipt.event_kinds import Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, lightning_step
 from lightning_hotcompile.receipt.report import Report, headline
-from lightning_hotcompile.reporting import build_report, empty_report, scalars
+from lightning_hotcompile.reporting import build_report, empty_report, scalars, timeline_image
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stages import TRAIN, ends_unit
 from lightning_hotcompile.swap.graph import first_line
@@ -157,6 +157,9 @@ class StageRun:
         if session.steps:
             self._log(scalars(report, PHASE_NUMBER))
             self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())
+            self._metrics.log_image(
+                self._trainer, self._name("timeline"), lambda: timeline_image(report, self._own, self.stage)
+            )
             title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"
             rank_zero_info(report.to_text() if self._config.verbose else f"{title}: {headline(report)}")
 

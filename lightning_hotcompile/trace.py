@@ -7,11 +7,9 @@ that one is to capture.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,6 +22,7 @@ from lightning_hotcompile.capture.order import (
     Order,
 )
 from lightning_hotcompile.capture.summary import complete
+from lightning_hotcompile.cli.launch import NO_TRAINER, run_script
 from lightning_hotcompile.cli.telling import CommandError, errors_told, note
 from lightning_hotcompile.receipt import wording
 from lightning_hotcompile.switch import SWITCH
@@ -65,7 +64,7 @@ def trace(
             after_decision=hotcompile,
             command=tuple(command),
         )
-        code = _run(command, _environment(os.environ, order))
+        code = run_script(command, _environment(os.environ, order))
         _tell(folder)
     raise typer.Exit(code)
 
@@ -99,33 +98,6 @@ def _environment(own: Mapping[str, str], order: Order) -> dict[str, str]:
     return environment
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """The exit code of the script, as a shell tells it.
-
-    Raises:
-        CommandError: it cannot be started.
-    """
-    try:
-        child = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        raise CommandError(
-            f"{command[0]!r} cannot be started ({error.strerror}): give a command, such as python train.py."
-        ) from None
-
-    def pass_on(number: int, frame: Any) -> None:
-        child.send_signal(number)
-
-    # A terminal sends Ctrl-C to both: the script ends as it likes, and its capture is still completed.
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT,)}
-    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, pass_on)
-    try:
-        code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
-
-
 def _tell(folder: Path) -> None:
     try:
         captured = complete(folder)
@@ -133,10 +105,7 @@ def _tell(folder: Path) -> None:
         note(f"warning: the capture in {folder} was cut off ({error}): capture it again")
         return
     if captured is None:
-        note(
-            f"warning: nothing was captured into {folder}: the command did not train with a Trainer of "
-            "'lightning' in the environment in which this package is installed"
-        )
+        note(f"warning: nothing was captured into {folder}: {NO_TRAINER}")
         return
     note(f"captured {wording.count(captured.profiled_steps, 'step')} into {folder}: {_in_words(captured)}")
 

@@ -19,6 +19,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_hotcompile.bench.recipe_errors import refusals_in_one_line
+from lightning_hotcompile.errors import ConfigError
 
 
 def command() -> str:
@@ -29,6 +30,8 @@ def command() -> str:
 
 def benchmark(config: DictConfig) -> None:
     """Run the suite that ``config`` chooses."""
+    if config.device != "cpu" and HydraConfig.get().runtime.choices["suite"] in ("regret", "scopes"):
+        raise ConfigError(f"device={config.device!r} is not for regret and scopes, which measure on the CPU.")
     case = OmegaConf.to_object(config.case) if OmegaConf.is_config(config.case) else config.case
     suite = instantiate(config.suite).chosen(case, config.quick)
     folder = Path(config.output_dir)

@@ -50,6 +50,8 @@ ROOM_OF_TOP_MODULE = {
 IMPORT_LIGHTNING = {
     "callback",
     "capture.callback",
+    "capture.explaining",
+    "capture.verdict",
     "environment",
     "evaluation_hooks",
     "flip",

@@ -14,6 +14,7 @@ from rich.console import Console
 from lightning_hotcompile.bench import outputs, provenance
 from lightning_hotcompile.bench.fresh_process import FreshProcess, Measure
 from lightning_hotcompile.bench.records import Record
+from lightning_hotcompile.bench.rows import names_in
 from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.bench.suite import Suite
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -27,7 +28,7 @@ class AllSuites:
     budget_s: Mapping[str, float | None] = field(default_factory=lambda: {"quick": 570.0})
     """For all of them together, the toolchain's start included; by size, no limit for others."""
 
-    def chosen(self, case: str | Sequence[str] | None, quick: bool) -> AllSuites:
+    def chosen(self, case: object, quick: bool) -> AllSuites:
         """The same with what was asked for.
 
         Args:
@@ -37,8 +38,7 @@ class AllSuites:
         Raises:
             ConfigError: there is no such suite.
         """
-        names = [case] if isinstance(case, str) else list(case or ())
-        names = list(self.suites) if names in ([], ["all"]) else names
+        names = names_in(case) or list(self.suites)
         for name in names:
             if name not in self.suites:
                 hint = near_names(str(name), self.suites)
@@ -59,8 +59,15 @@ class AllSuites:
         console: Console | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> list[Record]:
-        """Measure what is not in ``folder`` yet, write all files, and return all records."""
+        """Measure what is not in ``folder`` yet, write all files, and return all records.
+
+        Raises:
+            OtherResults: the folder has results of another machine, version or option, of any suite.
+            CannotWrite: the folder does not take files.
+        """
         console, began = console or Console(), now()
+        for suite in self.suites.values():  # before anything is measured
+            suite.kept(folder / suite.name, threads)
         records: list[Record] = []
         with tempfile.TemporaryDirectory(prefix="toolchain-") as toolchain:
             for suite in self.suites.values():
@@ -93,7 +100,6 @@ class AllSuites:
 
     def _write(self, folder: Path, records: Sequence[Record], facts: Mapping[str, object]) -> None:
         formats = next(iter(self.suites.values())).wanted_formats
-        folder.mkdir(parents=True, exist_ok=True)
         outputs.write(folder, "all", _named(records), facts, [f for f in formats if f != "png"])
 
 

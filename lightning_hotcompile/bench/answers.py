@@ -11,6 +11,7 @@ from lightning_hotcompile.bench.measurement import OK
 from lightning_hotcompile.bench.records import Record, measured
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.bench.workloads.workload import COMPILED, COMPILED_OPTIMIZER, EAGER
+from lightning_hotcompile.receipt.wording import count
 
 MOST_NAMED = 5
 TOO_NOISY = 1.5
@@ -47,14 +48,14 @@ def _helps(records: Sequence[Record]) -> list[str]:
     if not rows:
         return []
     mean = geometric_mean(r["speedup"] for r in rows)
-    lines = [f"Over {len(rows)} compiled measurements the geometric mean is {mean:.2f}x."]
+    lines = [f"Over {count(len(rows), 'compiled measurement')} the geometric mean is {mean:.2f}x."]
     for verdict, words, sign in (("faster", "Faster", -1), ("slower", "Slower", 1)):
         found = sorted((r for r in rows if r["verdict"] == verdict), key=lambda r: sign * r["speedup"])
         named = ", ".join(f"{name_of(r)} {shown_ratio(r)}" for r in found[:MOST_NAMED])
         more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
         lines.append(f"{words} in {len(found)}{f': {named}{more}' if found else ''}.")
     same = sum(r["verdict"] == "no difference" for r in rows)
-    lines.append(f"No difference in {same}: the 95% interval contains 1.")
+    lines.append(f"No difference in {same}{': the 95% interval contains 1' if same else ''}.")
     noisy = [name_of(r) for r in rows if r["speedup_high"] > TOO_NOISY * r["speedup_low"]]
     if noisy:
         lines.append(
@@ -76,7 +77,7 @@ def _scales(records: Sequence[Record]) -> list[str]:
             ordered = sorted(found, key=lambda r: r[size])
             if len({r[size] for r in ordered}) > 1:
                 shown = ", ".join(f"{r[size]}: {r['speedup']:.2f}x" for r in ordered)
-                lines.append(f"{_label(key)}, {size} {shown} ({_trend([r['speedup'] for r in ordered])}).")
+                lines.append(f"{_label(key)}, {size} {shown} ({_trend(ordered)}).")
     return lines
 
 
@@ -99,10 +100,12 @@ def _label(key: tuple[Any, ...]) -> str:
     return " ".join([case, *others]) + ("" if arm == COMPILED else f" ({arm})")
 
 
-def _trend(ratios: Sequence[float]) -> str:
-    if all(b > a for a, b in itertools.pairwise(ratios)):
+def _trend(ordered: Sequence[Record]) -> str:
+    """In words; only what goes one way all along, and beyond the intervals of its ends."""
+    ratios, first, last = [r["speedup"] for r in ordered], ordered[0], ordered[-1]
+    if all(b > a for a, b in itertools.pairwise(ratios)) and last["speedup_low"] > first["speedup_high"]:
         return "the gain grows with it"
-    if all(b < a for a, b in itertools.pairwise(ratios)):
+    if all(b < a for a, b in itertools.pairwise(ratios)) and last["speedup_high"] < first["speedup_low"]:
         return "the gain shrinks with it"
     return "no clear trend"
 
@@ -162,9 +165,15 @@ def _others(records: Sequence[Record]) -> list[str]:
 def _pays(records: Sequence[Record]) -> list[str]:
     return [
         f"A step that takes {r['eager_step']} eagerly: {r['paid']} of {r['measured']} paid"
-        + (f", after {r['median_steps']:,.0f} steps in the median ({r['range']})." if r["paid"] else ".")
+        + (f", after {shown_steps(r)}." if r["paid"] else ".")
         for r in rule_of_thumb(records)
     ]
+
+
+def shown_steps(line: Mapping[str, Any]) -> str:
+    """After how many steps compiling had paid, in a line of :func:`rule_of_thumb` where it did."""
+    steps = f"{line['median_steps']:,.0f} steps"
+    return f"{steps} in the median ({line['range']})" if line["range"] else steps
 
 
 def rule_of_thumb(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -187,7 +196,7 @@ def _class(found: Sequence[Record]) -> dict[str, Any]:
         "median_speedup": statistics.median(r["speedup"] for r in found),
         "median_compile_s": statistics.median(r["compile_s"] for r in found),
         "median_steps": statistics.median(steps) if steps else None,
-        "range": f"{min(steps):,} to {max(steps):,}" if steps else "",
+        "range": f"{min(steps):,} to {max(steps):,}" if len(steps) > 1 else "",
     }
 
 

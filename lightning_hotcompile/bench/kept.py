@@ -9,7 +9,7 @@ from typing import Any
 from lightning_hotcompile.bench import outputs
 from lightning_hotcompile.bench.answers import answers, rule_of_thumb
 from lightning_hotcompile.bench.measurement import FINDINGS, Measurement
-from lightning_hotcompile.bench.record_file import RecordFile
+from lightning_hotcompile.bench.record_file import OtherResults, RecordFile
 from lightning_hotcompile.bench.records import Record, failure_of, records_of
 from lightning_hotcompile.bench.rows import Row
 
@@ -24,14 +24,13 @@ class Kept:
     def __init__(self, file: RecordFile, suite: str) -> None:
         self._file, self._suite = file, suite
         found = file.read()
-        self._rows: dict[str, tuple[Row, Measurement]] = {
-            entry["row"]["key"]: (_row(entry["row"]), Measurement.from_dict(entry["measured"]))
-            for entry in found.get("rows", ())
-        }
-        self._failures: dict[str, tuple[Row, str, str]] = {
-            entry["row"]["key"]: (_row(entry["row"]), entry["status"], entry["reason"])
-            for entry in found.get("failures", ())
-        }
+        try:
+            self._rows = _rows_in(found)
+            self._failures = _failures_in(found)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise OtherResults(
+                f"{file.file} has rows that this version cannot read ({error!r}): take another output_dir."
+            ) from None
         self.facts: dict[str, Any] = {k: found[k] for k in ("toolchain_s", "row_s") if k in found}
 
     def is_done(self, row: Row) -> bool:
@@ -88,6 +87,20 @@ class Kept:
         everything = {**self._file.setting, **told}
         outputs.write(self._file.file.parent, self._suite, records, everything, formats)
         return records
+
+
+def _rows_in(content: Mapping[str, Any]) -> dict[str, tuple[Row, Measurement]]:
+    return {
+        entry["row"]["key"]: (_row(entry["row"]), Measurement.from_dict(entry["measured"]))
+        for entry in content.get("rows", ())
+    }
+
+
+def _failures_in(content: Mapping[str, Any]) -> dict[str, tuple[Row, str, str]]:
+    return {
+        entry["row"]["key"]: (_row(entry["row"]), entry["status"], entry["reason"])
+        for entry in content.get("failures", ())
+    }
 
 
 def _plain(row: Row) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from lightning_hotcompile.bench import latex, sheets
 from lightning_hotcompile.bench.answers import answers, name_of, shown_ratio
 from lightning_hotcompile.bench.measurement import OK
 from lightning_hotcompile.bench.picture import picture
+from lightning_hotcompile.bench.record_file import writing
 from lightning_hotcompile.bench.records import STEPS, Record
 from lightning_hotcompile.errors import ConfigError, near_names
 
@@ -44,10 +45,16 @@ def check_formats(formats: Sequence[str]) -> None:
 def write(
     folder: Path, name: str, records: Sequence[Record], facts: Mapping[str, Any], formats: Sequence[str]
 ) -> None:
-    """All files that were asked for; without a record none."""
+    """All files that were asked for; without a record none.
+
+    Raises:
+        CannotWrite: the folder does not take them.
+    """
     if records:
-        for wanted in formats:
-            FORMATS[wanted](folder / name, records, facts)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for wanted in formats:
+                FORMATS[wanted](folder / name, records, facts)
 
 
 def frame(records: Sequence[Record]) -> pd.DataFrame:

@@ -29,7 +29,7 @@ def picture(name: str, records: Sequence[Record]) -> Figure:
     axes.axvline(1.0, color="0.6", linewidth=1)
     axes.set(title=f"Suite {name}", xlabel="eager time / other time (above 1: faster than eager)")
     axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
     _under(figure, found)

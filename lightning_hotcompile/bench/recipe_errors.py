@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ def refusals_in_one_line() -> Iterator[None]:
     unchanged, with their traceback.
 
     Raises:
-        SystemExit: with the message; the exit status is then 1.
+        SystemExit: with the message; the exit status is then 1. After Ctrl-C without a message; it is then
+            130, as shells have it.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     except Exception as error:
         refusal = _unwrapped(error)
         if not isinstance(refusal, HotCompileError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,39 @@ class OtherResults(HotCompileError):
     """The folder holds results that cannot be compared with new ones."""
 
 
+class CannotWrite(HotCompileError):
+    """The output folder does not take files."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say of an error of the system which folder was meant, and what to do.
+
+    Raises:
+        CannotWrite: the folder or a file in it cannot be made or replaced.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or repr(error)
+        where = "" if error.filename is None else f" ({error.filename})"
+        raise CannotWrite(f"{folder} cannot be written to: {why}{where}. Take another output_dir.") from None
+
+
 class RecordFile:
     """What was measured into one folder.
 
     Args:
         file: its folder is made if it is not there.
         setting: what has to be equal for times to be compared: machine, versions, threads, options.
+
+    Raises:
+        CannotWrite: the folder cannot be made.
     """
 
     def __init__(self, file: Path, setting: Mapping[str, Any]) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        with writing(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
         self.file = file
         self.setting: dict[str, Any] = json.loads(json.dumps(setting))
 
@@ -41,7 +65,7 @@ class RecordFile:
         try:
             content: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
             setting, is_known = content["setting"], content["format"] == FORMAT
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise OtherResults(f"{self.file} cannot be read ({error!r}): take another output_dir.") from None
         if not is_known or setting != self.setting:
             raise OtherResults(
@@ -51,11 +75,16 @@ class RecordFile:
         return content
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace the file in one step."""
+        """Replace the file in one step.
+
+        Raises:
+            CannotWrite: the folder does not take it; what was there before is still there.
+        """
         whole = {"format": FORMAT, "setting": self.setting, **content}
         unfinished = self.file.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, self.file)
+        with writing(self.file.parent):
+            unfinished.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+            os.replace(unfinished, self.file)
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

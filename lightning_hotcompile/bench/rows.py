@@ -62,6 +62,20 @@ def _rows(entry: Mapping[str, Any]) -> list[Row]:
     ]
 
 
+def names_in(case: object) -> list[str]:
+    """What ``case=`` names; empty for all.
+
+    Args:
+        case: a name, several, ``all``, or None for all; a number is a name too.
+
+    Example:
+        >>> names_in("mlp"), names_in(["mlp", 2]), names_in("all"), names_in(None)
+        (['mlp'], ['mlp', '2'], [], [])
+    """
+    names = list(case) if isinstance(case, (list, tuple)) else [] if case is None else [case]
+    return [] if names == ["all"] else [str(name) for name in names]
+
+
 def chosen(rows: Sequence[Row], cases: Sequence[str]) -> list[Row]:
     """Those of some cases, or of one name each.
 

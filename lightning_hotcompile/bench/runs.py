@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -142,20 +145,61 @@ def run_in_process(
 def _last_json(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], limit_s: float = MOST_SECONDS
 ) -> dict[str, Any]:
-    command = [sys.executable, "-m", module, *arguments]
-    try:
-        ran = subprocess.run(
-            command, capture_output=True, text=True, env=environment, check=False, timeout=limit_s
-        )
-    except subprocess.TimeoutExpired:
-        raise RunTimedOut(f"it took more than {limit_s:.0f} s") from None
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-    if ran.returncode < 0:
-        raise RunKilled(f"it was ended by signal {-ran.returncode}")
-    if ran.returncode or not lines:
-        raise RunFailed(_last_line(ran.stderr) or f"exit code {ran.returncode}")
+    out, err, code = run_alone([sys.executable, "-m", module, *arguments], environment, limit_s)
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if code < 0:
+        raise RunKilled(f"it was ended by signal {-code}")
+    if code or not lines:
+        raise RunFailed(_last_line(err) or f"exit code {code}")
     found: dict[str, Any] = json.loads(lines[-1])
     return found
+
+
+def run_alone(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> tuple[str, str, int]:
+    """What a command prints to stdout and to stderr, and its exit code.
+
+    However this ends, nothing that the command started goes on: a C++ compiler that nobody waits for would
+    make the next measurement slow.
+
+    Raises:
+        RunTimedOut: it took more than ``limit_s`` seconds.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        with sigterm_as_exit():
+            out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise RunTimedOut(f"it took more than {limit_s:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    return out, err, process.returncode
+
+
+@contextlib.contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM end this process as an exception does, so that it can end what it has started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def environment_for(arm: str, folder: Path, threads: int) -> dict[str, str]:

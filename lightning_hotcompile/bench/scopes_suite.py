@@ -152,7 +152,7 @@ def page(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
                 "# What each scope gains",
                 "Geometric means over the cases that a scope could compile: " + _means(rows) + ".",
                 HOW,
-                wide.fillna("").to_markdown(),
+                wide.astype(object).fillna("").to_markdown(),
                 "## Where this comes from",
                 "\n".join(origin),
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_hotcompile.bench.answers import rule_of_thumb, shown_ratio
+from lightning_hotcompile.bench.answers import rule_of_thumb, shown_ratio, shown_steps
 from lightning_hotcompile.bench.measurement import OK
 from lightning_hotcompile.bench.records import Record, shown_memory
 
@@ -94,9 +94,14 @@ def thumb(records: Sequence[Record]) -> list[dict[str, str]]:
             "faster": str(line["paid"]),
             "median ratio": f"{line['median_speedup']:.2f}x",
             "median compile": f"{line['median_compile_s']:.1f} s",
-            "compile if you run more than": (
-                f"{line['median_steps']:,.0f} steps ({line['range']})" if line["paid"] else "never"
-            ),
+            "compile if you run more than": _how_long(line),
         }
         for line in rule_of_thumb(records)
     ]
+
+
+def _how_long(line: Mapping[str, Any]) -> str:
+    if not line["paid"]:
+        return "never"
+    seldom = 2 * line["paid"] < line["measured"]
+    return f"{shown_steps(line)}{'; most were not faster' if seldom else ''}"

@@ -21,10 +21,11 @@ from lightning_hotcompile.bench.measurement import ERROR, OOM, SKIPPED, TIMEOUT,
 from lightning_hotcompile.bench.progress import progress_bar
 from lightning_hotcompile.bench.record_file import RecordFile
 from lightning_hotcompile.bench.records import Record
-from lightning_hotcompile.bench.rows import Row, chosen, rows_of
+from lightning_hotcompile.bench.rows import Row, chosen, names_in, rows_of
 from lightning_hotcompile.bench.runs import RunFailed, RunKilled, RunTimedOut
 from lightning_hotcompile.bench.workloads.catalogue import DETECTOR
 from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.receipt.wording import count
 
 SIZES = ("quick", "default", "full")
 _START_S, _MEASURING_S = 20.0, 10.0
@@ -84,15 +85,17 @@ class Suite:
         """The formats as a list."""
         return [self.formats] if isinstance(self.formats, str) else list(self.formats)
 
-    def chosen(self, case: str | Sequence[str] | None, quick: bool) -> Suite:
+    def chosen(self, case: object, quick: bool) -> Suite:
         """The suite with what was asked for: one case or row, several, ``all``, or None for all."""
-        names = [case] if isinstance(case, str) else list(case or ())
-        size = "quick" if quick else self.size
-        return dataclasses.replace(self, cases=() if names == ["all"] else names, size=size)
+        return dataclasses.replace(self, cases=names_in(case), size="quick" if quick else self.size)
 
     def chosen_rows(self) -> list[Row]:
         """Those that will be measured."""
         rows = rows_of(self.rows.get(self.size) or self.rows["default"])
+        for name in self.cases:
+            found = [size for size, entries in self.rows.items() if _names(rows_of(entries)) >= {name}]
+            if found and name not in _names(rows):
+                raise ConfigError(f"case={name!r} is not in size={self.size}: use size={found[0]}.")
         return chosen(rows, self.cases) if self.cases else rows
 
     def run(
@@ -109,26 +112,39 @@ class Suite:
 
         Raises:
             OtherResults: the folder has results of another machine, version or option.
+            CannotWrite: the folder does not take files.
         """
-        setting = {**provenance.setting(threads), "threads": threads, "device": self.device}
-        setting |= {name: getattr(self, name) for name in ("backend", "warmup", "rounds", "seconds")}
-        if self.device == "cuda":
-            setting["gpu"] = torch.cuda.get_device_name()
-        kept = Kept(RecordFile(folder / f"{self.name}.json", setting), self.name)
-        console = console or Console()
+        kept, console = self.kept(folder, threads), console or Console()
         with tempfile.TemporaryDirectory(prefix="toolchain-") as toolchain:
             runner = measure or FreshProcess(toolchain=Path(toolchain), threads=threads)
             facts = {**provenance.origin(command), "size": self.size}
             work = _Work(self, kept, runner, console, now)
             if isinstance(runner, FreshProcess) and any(r.workload != DETECTOR for r in work.left):
                 work.start(runner, facts)
-            work.all_rows(lambda: kept.write(facts, ()))
+            try:
+                work.all_rows(lambda: kept.write(facts, ()))
+            except (KeyboardInterrupt, SystemExit):
+                console.print(f"stopped; the same output_dir goes on: {folder}", markup=False, soft_wrap=True)
+                raise
         records = kept.write(facts, self.wanted_formats)
         for question, lines in answers(records).items():
             console.print(f"[bold]{question}[/bold]")
             for line in lines:
                 console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)
         return records
+
+    def kept(self, folder: Path, threads: int) -> Kept:
+        """What was measured into ``folder`` before, under the same conditions.
+
+        Raises:
+            OtherResults: the folder has results of another machine, version or option.
+            CannotWrite: the folder does not take files.
+        """
+        setting = {**provenance.setting(threads), "threads": threads, "device": self.device}
+        setting |= {name: getattr(self, name) for name in ("backend", "warmup", "rounds", "seconds")}
+        if self.device == "cuda":
+            setting["gpu"] = torch.cuda.get_device_name()
+        return Kept(RecordFile(folder / f"{self.name}.json", setting), self.name)
 
     def request(self, row: Row) -> Request:
         """What a row's process is asked for."""
@@ -141,6 +157,10 @@ class Suite:
             seconds=self.seconds,
             backend=self.backend,
         )
+
+
+def _names(rows: Sequence[Row]) -> set[str]:
+    return {name for row in rows for name in (row.case, row.key)}
 
 
 class _Work:
@@ -171,7 +191,7 @@ class _Work:
             bar = progress.add_task("", total=len(self.left))
             limit = "no limit" if self._budget is None else f"at most {self._budget / 60:.1f} min"
             self._console.print(
-                f"suite {self._suite.name}: {len(self.left)} rows, about "
+                f"suite {self._suite.name}: {count(len(self.left), 'row')}, about "
                 f"{len(self.left) * self._row_s / 60:.1f} min, {limit}",
                 soft_wrap=True,
             )

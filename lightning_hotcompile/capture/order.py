@@ -1,27 +1,41 @@
-"""What to capture; goes to the script's process in an environment variable."""
+"""What is to be done in the script's process, which is told by an environment variable."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from lightning_hotcompile.errors import ConfigError
 
 VARIABLE = "HOTCOMPILE_CAPTURE"
+EXPLAIN_VARIABLE = "HOTCOMPILE_EXPLAIN"
+WORTH_VARIABLE = "HOTCOMPILE_WORTH"
 
 SUMMARY_FILE = "summary.json"
 TRACE_FILE = "trace.json"
 REPORT_FILE = "report.json"
 EVENTS_FILE = "events.jsonl"
+EXPLANATION_FILE = "explanation.json"
+VERDICT_FILE = "verdict.json"
+
+OrderT = TypeVar("OrderT", bound="_Order")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """Which steps the profiler looks at, and where it writes; either ``steps`` or ``seconds`` is given."""
-
+class _Order:
     folder: str
     """An absolute path: the script may change its working folder."""
+
+    def to_text(self) -> str:
+        """As the variable holds it."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(_Order):
+    """Which steps the profiler looks at, and where it writes; either ``steps`` or ``seconds`` is given."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -33,27 +47,65 @@ class Order:
 
     command: tuple[str, ...] = ()
 
-    def to_text(self) -> str:
-        """As the variable holds it."""
-        return json.dumps(asdict(self))
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOrder(_Order):
+    """What to look at in the first batch, and where to write it."""
+
+    scope: str | None = None
+    """Instead of the callback's own; None leaves that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorthOrder(_Order):
+    """Until when to train, by which options, and where to write what came out."""
+
+    max_seconds: float
+    """Of training, counted from its first batch on."""
+
+    max_steps: int | None = None
+    scope: str | None = None
+    backend: str | None = None
+    """Instead of the callback's own; None leaves that."""
 
 
 def order_from(environment: Mapping[str, str]) -> Order | None:
-    """The order in the variable, or None if there is none.
+    """The order to capture, or None if there is none.
 
     Raises:
         ConfigError: the variable holds something else.
     """
-    text = environment.get(VARIABLE, "").strip()
+    return _read(environment, VARIABLE, Order, "python -m lightning_hotcompile.trace")
+
+
+def explain_order_from(environment: Mapping[str, str]) -> ExplainOrder | None:
+    """The order to explain, or None if there is none.
+
+    Raises:
+        ConfigError: the variable holds something else.
+    """
+    return _read(environment, EXPLAIN_VARIABLE, ExplainOrder, "hotcompile explain")
+
+
+def worth_order_from(environment: Mapping[str, str]) -> WorthOrder | None:
+    """The order to measure, or None if there is none.
+
+    Raises:
+        ConfigError: the variable holds something else.
+    """
+    return _read(environment, WORTH_VARIABLE, WorthOrder, "hotcompile worth")
+
+
+def _read(environment: Mapping[str, str], variable: str, kind: type[OrderT], setter: str) -> OrderT | None:
+    text = environment.get(variable, "").strip()
     if not text:
         return None
     try:
-        record = json.loads(text)
-        return Order(**{**record, "command": tuple(record["command"])})
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(
-            f"{VARIABLE}={text!r} is not allowed: python -m lightning_hotcompile.trace sets it, unset it."
-        ) from None
+        record = json.loads(text).items()
+        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in record}
+        return kind(**given)
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigError(f"{variable}={text!r} is not allowed: {setter} sets it, unset it.") from None
 
 
 class Window:

@@ -11,7 +11,10 @@ from typing import Annotated
 
 import typer
 
-from lightning_hotcompile.cli import doctor, run_commands, store
+from lightning_hotcompile.cli import doctor, launch, run_commands, store
+from lightning_hotcompile.cli.bench import bench
+from lightning_hotcompile.cli.explain import explain
+from lightning_hotcompile.cli.worth import worth
 
 app = typer.Typer(
     name="hotcompile",
@@ -23,7 +26,10 @@ app = typer.Typer(
 )
 app.add_typer(store.app)
 app.command("doctor")(doctor.check_machine)
+app.command("explain", context_settings=launch.SETTINGS)(explain)
+app.command("worth", context_settings=launch.SETTINGS)(worth)
 run_commands.add_to(app)
+app.command("bench", context_settings=launch.SETTINGS)(bench)
 
 
 def _show_version(wanted: bool) -> None:
@@ -39,7 +45,7 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """What a run has left, the store of what earlier runs have learned, and a check of this machine."""
+    """Whether compiling pays for a script, what runs have left and learned, and a check of this machine."""
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import types
@@ -33,7 +34,7 @@ PROGRESS_BAR_NAME = "hotcompile"
 
 
 class LoggerMetrics:
-    """Sends scalars and texts to all loggers of a Trainer, from rank zero.
+    """Sends scalars, texts and pictures to all loggers of a Trainer, from rank zero.
 
     A logger that raises gives one :class:`~lightning_hotcompile.errors.HotCompileWarning`; the
     others get theirs, and training goes on.
@@ -65,6 +66,18 @@ class LoggerMetrics:
         """Send a Markdown text to the loggers that take one: TensorBoard, and those with ``log_text``."""
         name, step = f"{self.prefix}/{title}", lightning_step(trainer)
         self._for_each_logger(trainer, lambda logger: _write_text(logger, name, markdown, step))
+
+    def log_image(self, trainer: pl.Trainer, title: str, draw: Callable[[], Any]) -> None:
+        """Send a picture to the loggers that take one: TensorBoard, and those with ``log_image``.
+
+        Args:
+            trainer: whose loggers.
+            title: goes after the prefix.
+            draw: makes the picture, uint8 of shape (height, width, 3), or None where there is none to
+                show. It is not called if no logger takes a picture, and once for all that do.
+        """
+        name, step, drawn = f"{self.prefix}/{title}", lightning_step(trainer), functools.cache(draw)
+        self._for_each_logger(trainer, lambda logger: _write_image(logger, name, drawn, step))
 
     def _for_each_logger(self, trainer: pl.Trainer, write: Callable[[Logger], None]) -> None:
         if not trainer.is_global_zero:
@@ -169,3 +182,17 @@ def _write_text(logger: Logger, name: str, markdown: str, step: int) -> None:
             log_text(name, markdown)
     elif callable(add_text):
         add_text(name, markdown, step)
+
+
+def _write_image(logger: Logger, name: str, draw: Callable[[], Any], step: int) -> None:
+    log_image = getattr(logger, "log_image", None)  # as in WandbLogger
+    add_image = (
+        None if callable(log_image) else getattr(getattr(logger, "experiment", None), "add_image", None)
+    )
+    image = draw() if callable(log_image) or callable(add_image) else None
+    if image is None:
+        return
+    if callable(log_image):
+        log_image(name, [image], step=step)
+    elif callable(add_image):
+        add_image(name, image, step, dataformats="HWC")

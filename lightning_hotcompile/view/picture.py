@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import Normal, Stroke
@@ -23,6 +27,7 @@ from lightning_hotcompile.view.timeline import (
     usual_steps,
 )
 
+_MOST_LABELS = 8  # in one line of the legend
 _ARMS = ("before", "after")
 _GREY = "#555b61"
 _SPECIAL = ("stalled", "profiled")
@@ -37,6 +42,18 @@ def write_timeline(runs: Sequence[Run], file: Path) -> None:
         OSError: the file cannot be written.
     """
     figure_of(runs).savefig(file, dpi=150)
+
+
+def timeline_image(runs: Sequence[Run]) -> npt.NDArray[np.uint8]:
+    """The picture as an array of shape (height, width, 3), for loggers that take one.
+
+    Raises:
+        RunError: a run holds no step times.
+    """
+    canvas = FigureCanvasAgg(figure_of(runs))
+    canvas.draw()  # type: ignore[no-untyped-call]
+    pixels = canvas.buffer_rgba()  # type: ignore[no-untyped-call]
+    return np.array(pixels, dtype=np.uint8)[..., :3]
 
 
 def figure_of(runs: Sequence[Run]) -> Figure:
@@ -62,7 +79,10 @@ def figure_of(runs: Sequence[Run]) -> Figure:
         ax.set_title(_usual_step(run), loc="right", fontsize="medium", pad=_title_pad(timeline))
     axes[-1].set_xlabel("step")
     figure.suptitle(_plain(_comparison(runs)))
-    figure.legend(handles=_legend(timelines), loc="outside lower center", ncols=6, frameon=False)
+    handles = _legend(timelines)
+    lines = math.ceil(len(handles) / _MOST_LABELS)
+    columns = math.ceil(len(handles) / lines)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
@@ -144,7 +164,7 @@ def _usual_step(run: Run) -> str:
 def _comparison(runs: Sequence[Run]) -> str:
     if len(runs) != len(_ARMS):
         report = runs[0].report
-        return f"speed-up: {wording.speed(report.speedup)}" if report and report.speedup else "step times"
+        return wording.speed(report.speedup) if report and report.speedup else "step times"
     before, after = map(typical, runs)
     if before is None or after is None or not after.median > 0:
         return "before and after"

@@ -8,6 +8,7 @@ from lightning_hotcompile.bench.answers import answers, rule_of_thumb
 from lightning_hotcompile.bench.measurement import ArmResult, Measurement
 from lightning_hotcompile.bench.records import Record, failure_of, records_of
 from lightning_hotcompile.bench.rows import rows_of
+from lightning_hotcompile.bench.sheets import thumb
 from tests.bench.suite_examples import measured, times
 
 
@@ -47,6 +48,13 @@ def test_how_it_scales_names_the_size_and_the_trend() -> None:
     assert "no clear trend" in lines(table(mixed), "How it scales with size")
 
 
+def test_a_trend_inside_of_the_intervals_is_none() -> None:
+    found = [measured((2.0,), (2.0,)), measured((3.0,), (2.0,))]
+    found[1].arms["eager"].laps["forward"] = [0.001, 0.005] * 10
+    words = lines(table(found), "How it scales with size")
+    assert words.endswith("(no clear trend).")
+
+
 def test_the_optimizer_dilutes_the_gain() -> None:
     found = measured((2.0, 4.0, 6.0), (1.0, 2.0, 6.0))
     found.arms["compiled+optimizer"] = ArmResult(compiled=True, laps=times(1.0, 2.0, 1.0), compile_s=15.0)
@@ -76,6 +84,19 @@ def test_the_rule_of_thumb_is_made_of_measured_break_even() -> None:
     assert (second["eager_step"], second["paid"]) == ("10 to 100 ms", 2)
     assert second["range"] == "1,200 to 2,400"
     assert second["median_steps"] == 1800
+
+
+def test_one_break_even_has_no_range() -> None:
+    words = lines(table([measured((0.5,), (0.25,))]), "When it pays")
+    assert words == "A step that takes under 1 ms eagerly: 1 of 1 paid, after 48,000 steps."
+
+
+def test_the_table_says_where_most_were_not_faster() -> None:
+    slow, fast = measured((0.5,), (1.0,)), measured((0.5,), (0.25,))
+    column = "compile if you run more than"
+    assert thumb(table([fast, slow]))[0][column] == "48,000 steps"
+    assert thumb(table([fast, slow, slow]))[0][column] == "48,000 steps; most were not faster"
+    assert thumb(table([slow]))[0][column] == "never"
 
 
 def test_a_class_without_gain_says_never() -> None:

@@ -19,7 +19,7 @@ def wrapped(cause: Exception | None) -> Exception:
     return error
 
 
-def ended_by(error: Exception) -> Any:
+def ended_by(error: BaseException) -> Any:
     with pytest.raises(SystemExit) as caught, refusals_in_one_line():
         raise error
     assert caught.value.__suppress_context__, "no traceback of what was behind it"
@@ -45,11 +45,15 @@ def test_hydras_own_error_arrives_as_it_is(cause: Exception | None) -> None:
     assert caught.value is error
 
 
-@pytest.mark.parametrize("error", [ValueError("not ours"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize("error", [ValueError("not ours"), SystemExit(3)], ids=repr)
 def test_all_other_errors_arrive_as_they_are(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, refusals_in_one_line():
         raise error
     assert caught.value is error
+
+
+def test_who_stops_it_by_hand_reads_no_traceback() -> None:
+    assert ended_by(KeyboardInterrupt()) == 130
 
 
 def test_an_error_that_was_raised_because_of_ours_is_not_ours() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_hotcompile.bench.all_suites import AllSuites
-from lightning_hotcompile.bench.record_file import OtherResults
+from lightning_hotcompile.bench.record_file import CannotWrite, OtherResults
 from lightning_hotcompile.bench.runs import RunFailed, RunKilled, RunTimedOut
 from lightning_hotcompile.errors import ConfigError
 from tests.bench.suite_examples import FakeMeasure, a_suite, measured, quiet, said
@@ -47,17 +48,22 @@ def test_quick_and_case_choose_rows(tmp_path: Path) -> None:
     assert len(a_suite().chosen("all", False).chosen_rows()) == 3
     with pytest.raises(ConfigError, match=r"case='atention' is unknown.*did you mean 'attention'"):
         a_suite().chosen("atention", False)
+    with pytest.raises(ConfigError, match=r"case='attention' is not in size=quick: use size=default"):
+        a_suite().chosen("attention", True)
+    with pytest.raises(ConfigError, match=r"case='5' is unknown: use simple, attention"):
+        a_suite().chosen(5, False)
 
 
 def test_what_is_finished_is_not_measured_again(tmp_path: Path) -> None:
-    interrupted = FakeMeasure()
+    interrupted, console = FakeMeasure(), quiet()
     interrupted.stop_after = 2
     with pytest.raises(KeyboardInterrupt):
-        a_suite().run(tmp_path, measure=interrupted, console=quiet())
+        a_suite().run(tmp_path, measure=interrupted, console=console)
+    assert f"stopped; the same output_dir goes on: {tmp_path}" in said(console)
     again, console = FakeMeasure(), quiet()
     records = a_suite().run(tmp_path, measure=again, console=console)
     assert [r.workload for r in again.requests] == ["attention"]
-    assert "1 rows" in said(console)
+    assert "suite made-up: 1 row, about" in said(console)
     assert len(records) == 6
 
 
@@ -74,6 +80,52 @@ def test_another_setting_is_refused(tmp_path: Path) -> None:
     a_suite().run(tmp_path, measure=FakeMeasure(), console=quiet())
     with pytest.raises(OtherResults, match=r"rounds is 100 there and 50 now.*Take another output_dir"):
         a_suite(rounds=50).run(tmp_path, measure=FakeMeasure(), console=quiet())
+
+
+def test_a_broken_file_of_any_suite_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    both = AllSuites(suites={name: a_suite(name=name) for name in ("one", "two")})
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "two.json").write_text("{", encoding="utf-8")
+    fake = FakeMeasure()
+    with pytest.raises(OtherResults, match=r"two.json cannot be read .*take another output_dir"):
+        both.run(tmp_path, measure=fake, console=quiet())
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["rows"][0].pop("measured"),
+        lambda content: content["rows"][0]["measured"]["arms"]["eager"].update(of_a_later_version=1),
+        lambda content: content.update(rows=[3]),
+        lambda content: content.update(failures=["x"]),
+    ],
+)
+def test_rows_of_another_form_are_refused(change: Callable[[Any], object], tmp_path: Path) -> None:
+    a_suite().run(tmp_path, measure=FakeMeasure(), console=quiet())
+    file = tmp_path / "made-up.json"
+    content = json.loads(file.read_text("utf-8"))
+    change(content)
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(OtherResults, match=r"made-up.json has rows that this version cannot read"):
+        a_suite().run(tmp_path, measure=FakeMeasure(), console=quiet())
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "taken"])
+def test_a_folder_that_takes_no_files_is_one_error_that_names_it(where: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "taken" / "made-up.tmp").mkdir(parents=True)
+    fake = FakeMeasure()
+    with pytest.raises(CannotWrite, match=rf"{where} cannot be written to: .*Take another output_dir"):
+        a_suite().run(tmp_path / where, measure=fake, console=quiet())
+    assert len(fake.requests) <= 1
+
+
+def test_results_stay_if_the_tables_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "made-up.csv").mkdir()
+    with pytest.raises(CannotWrite, match=r"made-up.csv"):
+        a_suite().run(tmp_path, measure=FakeMeasure(), console=quiet())
+    assert set(statuses(tmp_path).values()) == {"ok"}
 
 
 @pytest.mark.parametrize(

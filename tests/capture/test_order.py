@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_hotcompile.capture.order import VARIABLE, Order, Window, order_from
+from lightning_hotcompile.capture.order import (
+    EXPLAIN_VARIABLE,
+    VARIABLE,
+    WORTH_VARIABLE,
+    ExplainOrder,
+    Order,
+    Window,
+    WorthOrder,
+    explain_order_from,
+    order_from,
+    worth_order_from,
+)
 from lightning_hotcompile.errors import ConfigError
 
 
@@ -61,3 +72,21 @@ def test_an_order_travels_in_a_variable() -> None:
 def test_another_value_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match=f"{VARIABLE}=.*unset it"):
         order_from({VARIABLE: text})
+
+
+def test_the_orders_of_the_other_commands_travel_too() -> None:
+    explain = ExplainOrder(folder="/a", scope="step")
+    worth = WorthOrder(folder="/a", max_seconds=6.0, max_steps=3, scope="regions", backend="eager")
+    assert explain_order_from({EXPLAIN_VARIABLE: explain.to_text()}) == explain
+    assert worth_order_from({WORTH_VARIABLE: worth.to_text()}) == worth
+    assert explain_order_from({}) is None
+    assert worth_order_from({WORTH_VARIABLE: " "}) is None
+
+
+@pytest.mark.parametrize("text", ["step", "[]", "{}", '{"folder": "/a", "more": 1}'])
+def test_another_text_is_refused_by_the_commands_name(text: str) -> None:
+    for variable, read in ((EXPLAIN_VARIABLE, explain_order_from), (WORTH_VARIABLE, worth_order_from)):
+        with pytest.raises(
+            ConfigError, match=f"{variable}=.* is not allowed: hotcompile {variable[11:].lower()}"
+        ):
+            read({variable: text})

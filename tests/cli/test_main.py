@@ -24,10 +24,13 @@ def test_the_help_names_all_commands() -> None:
     commands = result.stdout.partition("Commands:")[2]
     assert [line.split()[0] for line in commands.splitlines() if line.strip()] == [
         "doctor",
+        "explain",
+        "worth",
         "report",
         "events",
         "timeline",
         "trace",
+        "bench",
         "store",
     ]
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import rich
 import torch
@@ -20,6 +21,7 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgre
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_hotcompile.errors import HotCompileWarning
@@ -30,6 +32,7 @@ from lightning_hotcompile.receipt.metrics import (
     lightning_step,
 )
 
+PICTURE = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 PAGE = "## receipt\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
@@ -242,6 +245,57 @@ class TestLoggerMetrics:
         from lightning.pytorch.loggers import WandbLogger
 
         assert {"columns", "data", "step"} <= inspect.signature(WandbLogger.log_text).parameters.keys()
+
+    def test_a_picture_is_drawn_once_and_only_if_a_logger_takes_one(self) -> None:
+        class Pictures(RecordingLogger):
+            def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
+                self.calls.append((key, images, step))
+
+        drawn: list[int] = []
+
+        def draw() -> Any:
+            drawn.append(1)
+            return PICTURE
+
+        plain, one, two = RecordingLogger(), Pictures(), Pictures()
+        LoggerMetrics("hot").log_image(fake_trainer(plain), "timeline", draw)
+        LoggerMetrics("hot").log_image(fake_trainer(one, rank=1), "timeline", draw)
+        assert (drawn, plain.calls, one.calls) == ([], [], [])
+        LoggerMetrics("hot").log_image(fake_trainer(plain, one, two), "timeline", draw)
+        assert len(drawn) == 1
+        for logger in (one, two):
+            ((key, images, step),) = logger.calls
+            assert (key, step) == ("hot/timeline", 7)
+            assert [i is PICTURE for i in images] == [True]
+
+    def test_no_picture_is_no_call(self, tmp_path: Path) -> None:
+        logger = TensorBoardLogger(tmp_path)
+        LoggerMetrics("hot").log_image(fake_trainer(logger), "timeline", lambda: None)
+        logger.finalize("success")
+        assert read_tensorboard(logger).Tags()["images"] == []
+
+    def test_a_picture_that_cannot_be_drawn_is_a_warning(self, tmp_path: Path) -> None:
+        def draw() -> Any:
+            raise ValueError("no font")
+
+        metrics, trainer = LoggerMetrics("hot"), fake_trainer(TensorBoardLogger(tmp_path))
+        with pytest.warns(HotCompileWarning, match=r"TensorBoardLogger.*'hot'.*no font"):
+            metrics.log_image(trainer, "timeline", draw)
+
+    def test_tensorboard_keeps_the_picture_as_it_is(self, tmp_path: Path) -> None:
+        logger = TensorBoardLogger(tmp_path)
+        LoggerMetrics("hot").log_image(fake_trainer(logger), "timeline", lambda: PICTURE)
+        logger.finalize("success")
+        (event,) = read_tensorboard(logger).Images("hot/timeline")
+        assert event.step == 7
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(event.encoded_image_string))), PICTURE)
+
+    def test_lightnings_wandb_logger_still_takes_images(self) -> None:
+        import inspect
+
+        from lightning.pytorch.loggers import WandbLogger
+
+        assert {"images", "step"} <= inspect.signature(WandbLogger.log_image).parameters.keys()
 
     def test_copies(self) -> None:
         for metrics in (

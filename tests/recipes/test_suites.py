@@ -96,6 +96,9 @@ def test_a_tiny_suite_writes_everything_and_is_not_repeated(tmp_path: Path) -> N
     assert again.returncode == 0, again.stderr[-3000:]
     assert "0 rows" in again.stdout
     assert pd.read_csv(folder / "patterns.csv").equals(table)
+    other = benchmark(tmp_path, *TINY, "suite.rounds=11", "output_dir=out")
+    assert other.returncode == 1
+    assert "rounds is 10 there and 11 now. Take another output_dir" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,8 @@ def test_a_tiny_suite_writes_everything_and_is_not_repeated(tmp_path: Path) -> N
         (("suite=mlp", "format=[pgn]"), "did you mean 'png'"),
         (("suite=mlp", "size=fulll"), "did you mean 'full'"),
         (("suite=all", "case=atention"), "did you mean 'attention'"),
+        (("suite=hotpath", "case=matmul_chain", "quick=true"), "is not in size=quick: use size=default"),
+        (("suite=mlp", "case=5"), "case='5' is unknown: use mlp, wide"),
     ],
 )
 def test_a_wrong_name_is_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:

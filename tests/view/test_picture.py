@@ -8,11 +8,13 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'recipes'")
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from lightning_hotcompile.view.from_events import report_from_events
-from lightning_hotcompile.view.picture import figure_of, write_timeline
+from lightning_hotcompile.view.picture import figure_of, timeline_image, write_timeline
 from lightning_hotcompile.view.run import Run, RunError
+from lightning_hotcompile.view.timeline import PHASE_COLOURS
 from tests.view.examples import captured, events, report, samples
 
 RUN = Run(name="outputs/a", report=report(), events=tuple(events()))
@@ -42,7 +44,7 @@ def test_flip_verdict_stall_and_speed_up_are_named() -> None:
         "compiled from here on",
         "faster: 1.47x",
         "step 11 stalled: 3.20 s",
-        "speed-up: 1.47x faster (98% interval 1.38 to 1.55)",
+        "1.47x faster (98% interval 1.38 to 1.55)",
         "outputs/a",
         "settling",
         "stalled for the compiler",
@@ -76,6 +78,14 @@ def test_dollar_signs_are_no_formula(tmp_path: Path) -> None:
 def test_it_is_a_png(tmp_path: Path) -> None:
     write_timeline([BEFORE, RUN], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_as_an_array_it_has_three_channels_and_the_colours_of_the_phases() -> None:
+    image = timeline_image([RUN])
+    assert (image.ndim, image.shape[2], image.dtype) == (3, 3, np.uint8)
+    assert image.shape[0] < image.shape[1]
+    steady = [int(PHASE_COLOURS["steady"][i : i + 2], 16) for i in (1, 3, 5)]
+    assert (image == steady).all(axis=2).any()
 
 
 def test_a_run_without_step_times_is_refused_by_name() -> None:

@@ -1,0 +1,109 @@
+"""Graph breaks as Dynamo tells them to its own log: what, why, and where in the user's code.
+
+``torch._dynamo.explain`` counts only breaks after which a graph was made. The log has those too that
+cost a whole function, such as one inside of a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
+
+_PLACE = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
+_FRAME = re.compile(
+    r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n    (?P<code>.+)$', re.M
+)
+_ENDS = ("\n\nStack variable source attribution:", "\n\nUser code traceback:")
+_LOST = ("Skipping the function", "Skipping the frame")
+_NO_ADVICE = "Please report an issue to PyTorch."
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphBreak:
+    """One place at which Dynamo ends a graph."""
+
+    reason: str
+    file: str
+    line: int
+    """Of the innermost frame that belongs neither to torch nor to this package."""
+
+    function: str = ""
+    code: str = ""
+    explanation: str = ""
+    hints: tuple[str, ...] = ()
+    loses_function: bool = False
+    """Whether the whole function runs eagerly, and not only what follows is a graph of its own."""
+
+
+@contextlib.contextmanager
+def graph_breaks_told(to: Callable[[GraphBreak], None]) -> Iterator[None]:
+    """Hands on each graph break while it lasts; a place where Dynamo breaks twice is told once."""
+    logger, listener = logging.getLogger(LOGGER), _Listener(to)
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(listener)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+class _Listener(logging.Handler):
+    def __init__(self, to: Callable[[GraphBreak], None]) -> None:
+        super().__init__(logging.DEBUG)
+        self._to = to
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = break_from(record.getMessage())
+        if found is not None:
+            self._to(found)
+
+
+def break_from(message: str) -> GraphBreak | None:
+    """The graph break of one message of Dynamo's log; None of a message that repeats an earlier one."""
+    place = _PLACE.match(message)
+    if place is None:
+        return None
+    told = message.partition("Graph Break Reason: ")[2]
+    for end in _ENDS:
+        told = told.partition(end)[0]
+    lines = next(filter(None, map(_lines_of_reason, told.split("\n\n"))), ["not told"])
+    frame = _users_frame(message.partition("User code traceback:\n")[2])
+    return GraphBreak(
+        reason=lines[0],
+        file=frame["file"] if frame else place["file"],
+        line=int(frame["line"] if frame else place["line"]),
+        function=frame["function"] if frame else "",
+        code=frame["code"].strip() if frame else "",
+        explanation=" ".join(_after("Explanation:", lines)),
+        hints=tuple(hint for hint in _after("Hint:", lines) if hint != _NO_ADVICE),
+        loses_function=any(words in told for words in _LOST),
+    )
+
+
+def _lines_of_reason(paragraph: str) -> list[str]:
+    """The lines of the paragraph that names the reason; none of one that leads up to it."""
+    lines = [line.strip() for line in paragraph.strip().splitlines()]
+    return [] if not lines or lines[0].endswith((":", ": ***")) else lines
+
+
+def _after(title: str, lines: list[str]) -> list[str]:
+    return [line.removeprefix(title).strip() for line in lines if line.startswith(title)]
+
+
+def _users_frame(traceback: str) -> re.Match[str] | None:
+    frames: list[re.Match[str] | None] = list(_FRAME.finditer(traceback))
+    own = [f for f in frames if f is not None and not f["file"].startswith(_NOT_THE_USERS)]
+    return (own or frames or [None])[-1]

@@ -1,0 +1,118 @@
+"""Processes that are measured: whatever ends the wait for them, nothing of theirs goes on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_hotcompile.bench.runs import RunFailed, RunKilled, RunTimedOut, run_alone, run_in_process
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc who is alive")
+
+
+def state(pid: int) -> str:
+    """The letter that Linux has for a process; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[tuple[list[str], Path]]:
+    """A command that starts another one and waits, and the file with the number of that."""
+    file = tmp_path / "pid"
+    yield ["sh", "-c", f"sleep 1000 & echo $! > {shlex.quote(str(file))}; wait"], file
+    if file.exists() and state(int(file.read_text("utf-8"))) not in ("", "Z"):
+        os.kill(int(file.read_text("utf-8")), signal.SIGKILL)
+
+
+def test_what_it_prints_and_its_exit_code() -> None:
+    out, err, code = run_alone(["sh", "-c", "echo a; echo b >&2; exit 3"], os.environ, 60)
+    assert (out, err, code) == ("a\n", "b\n", 3)
+
+
+def test_its_input_is_empty() -> None:
+    assert run_alone(["cat"], os.environ, 60) == ("", "", 0)
+
+
+def test_after_the_limit_nothing_that_it_has_started_goes_on(waiting: tuple[list[str], Path]) -> None:
+    command, file = waiting
+    with pytest.raises(RunTimedOut, match="it took more than 2 s"):
+        run_alone(command, os.environ, 2.0)
+    assert state(int(file.read_text("utf-8"))) in ("", "Z")
+
+
+def test_nothing_stays_behind_a_command_that_has_ended(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    quiet = "> /dev/null 2>&1"
+    run_alone(["sh", "-c", f"sleep 1000 {quiet} & echo $! > {shlex.quote(str(file))}"], os.environ, 60)
+    until_dead = threading.Event()
+    pid = int(file.read_text("utf-8"))
+    for _ in range(300):
+        if state(pid) in ("", "Z"):
+            break
+        until_dead.wait(0.1)
+    assert state(pid) in ("", "Z")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_the_benchmark_ends_what_it_measures(
+    number: signal.Signals, waiting: tuple[list[str], Path]
+) -> None:
+    command, file = waiting
+    script = (
+        "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from lightning_hotcompile.bench.recipe_errors import refusals_in_one_line\n"
+        "from lightning_hotcompile.bench.runs import run_alone\n"
+        f"with refusals_in_one_line(): run_alone({command!r}, os.environ, 500)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not (file.exists() and file.read_text("utf-8").strip()):
+            threading.Event().wait(0.05)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+    assert state(int(file.read_text("utf-8"))) in ("", "Z")
+
+
+def test_the_usual_answer_to_sigterm_is_there_again() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    run_alone(["true"], os.environ, 60)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_it_can_be_waited_for_in_another_thread() -> None:
+    found: list[tuple[str, str, int]] = []
+    thread = threading.Thread(target=lambda: found.append(run_alone(["echo", "x"], os.environ, 60)))
+    thread.start()
+    thread.join()
+    assert found == [("x\n", "", 0)]
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", RunKilled, "signal 9"),
+        ("raise MemoryError('no room')", RunFailed, "MemoryError: no room"),
+        ("print('no JSON')", RunFailed, "exit code 0"),
+    ],
+)
+def test_a_process_that_fails_says_why(
+    source: str, error: type[RunFailed], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_module.py").write_text(source, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(error, match=words):
+        run_in_process("failing_module", [], tmp_path / "files", 1)

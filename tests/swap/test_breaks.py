@@ -1,0 +1,104 @@
+"""Graph breaks as Dynamo's log tells them: a fact of torch that an upgrade may change."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hotcompile.swap.breaks import LOGGER, GraphBreak, break_from, graph_breaks_told
+
+
+def prints(x: Tensor) -> Tensor:
+    y = x.sin()
+    print("in the middle")
+    return y.cos()
+
+
+def asks_in_a_loop(x: Tensor) -> Tensor:
+    for _ in range(2):
+        if x.sum().item() > 0:
+            x = x + 1
+    return x
+
+
+def breaks_of(function: Callable[..., Any]) -> list[GraphBreak]:
+    found: list[GraphBreak] = []
+    torch._dynamo.reset()
+    with graph_breaks_told(found.append):
+        torch.compile(function, backend=lambda graph, inputs: graph.forward)(torch.ones(3))
+    torch._dynamo.reset()
+    return found
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    lines, start = inspect.getsourcelines(function)
+    return start + next(i for i, line in enumerate(lines) if text in line)
+
+
+def test_a_break_has_its_reason_and_the_users_line() -> None:
+    (found,) = breaks_of(prints)
+    assert "builtin" in found.reason
+    assert (found.file, found.line) == (__file__, line_of(prints, "print("))
+    assert found.function == "prints"
+    assert found.code == 'print("in the middle")'
+    assert "print" in found.explanation
+    assert found.hints
+    assert not any("report an issue" in hint for hint in found.hints)
+    assert not found.loses_function
+
+
+def test_a_break_in_a_loop_loses_the_function() -> None:
+    (found,) = breaks_of(asks_in_a_loop)
+    assert found.line == line_of(asks_in_a_loop, "item()")
+    assert "item()" in found.reason
+    assert found.loses_function
+
+
+def test_code_without_breaks_has_none() -> None:
+    assert breaks_of(lambda x: x + 1) == []
+
+
+def test_the_logger_is_left_as_it_was() -> None:
+    logger = logging.getLogger(LOGGER)
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    breaks_of(prints)
+    assert (logger.level, logger.propagate, logger.handlers) == before
+
+
+def test_the_line_is_the_users_and_not_the_librarys() -> None:
+    message = (
+        "Graph break in user code at {torch}/nn/modules/module.py:7\n"
+        "Graph Break Reason: Something leads up to it:\n\n"
+        "The reason\n  Explanation: Because.\n  Hint: Do it.\n"
+        "  Hint: Please report an issue to PyTorch.\n\n  Developer debug context: x\n\n"
+        "User code traceback:\n"
+        '  File "/home/a/model.py", line 12, in training_step\n    self.thing()\n    ~~~~~~~~~~\n'
+        '  File "{torch}/nn/modules/module.py", line 7, in thing\n    pass\n'
+    ).replace("{torch}", torch.__path__[0])
+    assert break_from(message) == GraphBreak(
+        reason="The reason",
+        file="/home/a/model.py",
+        line=12,
+        function="training_step",
+        code="self.thing()",
+        explanation="Because.",
+        hints=("Do it.",),
+    )
+
+
+@pytest.mark.parametrize(
+    "message", ["", "Graph break (user stack suppressed due to duplicate graph break) in user code at a.py:1"]
+)
+def test_other_messages_are_passed_over(message: str) -> None:
+    assert break_from(message) is None
+
+
+def test_a_message_without_a_traceback_has_its_own_place() -> None:
+    found = break_from("Graph break in user code at a.py:3\nGraph Break Reason: ")
+    assert found == GraphBreak(reason="not told", file="a.py", line=3)

@@ -1,0 +1,73 @@
+"""The picture of a run for the loggers, with and without matplotlib."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.reporting import timeline_image
+from tests.hot import hot
+from tests.models import Net, fit, seeded
+from tests.view.examples import events, report
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="matplotlib")
+        return usual(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "lightning_hotcompile.view.picture", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+
+
+def logged_images(folder: Path) -> list[Any]:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = accumulators.EventAccumulator(str(folder))
+    found.Reload()
+    tags = found.Tags()["images"]
+    assert tags in ([], ["hotcompile/timeline"])
+    return [event for tag in tags for event in found.Images(tag)]
+
+
+def test_it_is_an_array_of_pixels() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'recipes'")
+    image = timeline_image(report(), events(), "train")
+    assert image is not None
+    assert image.shape[2] == 3
+
+
+def test_without_a_timed_step_there_is_none() -> None:
+    assert timeline_image(dataclasses.replace(report(), samples=()), events(), "train") is None
+
+
+def test_without_matplotlib_there_is_none(no_matplotlib: None) -> None:
+    assert timeline_image(report(), events(), "train") is None
+
+
+def test_a_training_logs_it_once_at_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'recipes'")
+    callback = hot()
+    fit(seeded(Net), [callback], logger=TensorBoardLogger(tmp_path, name="", version=""), max_epochs=2)
+    (event,) = logged_images(tmp_path)
+    assert (event.step, event.width > event.height) == (callback.report.steps, True)
+
+
+def test_a_training_without_matplotlib_logs_none_and_says_nothing(
+    tmp_path: Path, no_matplotlib: None
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HotCompileWarning)
+        fit(seeded(Net), [hot()], logger=TensorBoardLogger(tmp_path, name="", version=""), max_epochs=1)
+    assert logged_images(tmp_path) == []
