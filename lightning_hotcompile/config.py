@@ -111,8 +111,8 @@ class HotCompileConfig:
     """Seconds that the backend may take for one graph; then its region stays eager. ``None`` = no limit."""
 
     prewarm: bool | str = "auto"
-    """Let a child process fill the compiler's cache while training goes on; ``"auto"`` = if a core is
-    spare or there is an accelerator."""
+    """Let a child process fill the compiler's cache while training goes on; ``"auto"`` = if there is a
+    second core or an accelerator. Where training uses all cores, it gives up one meanwhile."""
 
     store: str | None = "auto"
     """Folder for what later runs can use: verdicts and compiled code. ``"auto"`` = the user's cache

@@ -94,6 +94,11 @@ class Flip:
         """Whether the step that runs shows a child process what to compile."""
         return self.prewarm is not None and self.prewarm.is_tracing
 
+    @property
+    def is_slowing(self) -> bool:
+        """Whether the step that runs has fewer threads, so that a child process can compile."""
+        return self.prewarm is not None and self.prewarm.is_slowing
+
     def begin_prewarm(self) -> None:
         """Start a child process that compiles what the step that is about to run will show."""
         start, config = self._now(), self._config

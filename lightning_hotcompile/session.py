@@ -128,6 +128,8 @@ class Session:
             record.without = track.without
         if self.flip.is_tracing:
             record.disturbed = record.stalled = True
+        elif self.flip.is_slowing:
+            record.disturbed = record.slowed = True
         self._current = (track, record, lane)
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
         if self.watch.is_one_to_record(track, record) and self.judge.may_pay(track):

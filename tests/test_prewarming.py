@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_hotcompile import flip, judge
+from lightning_hotcompile import HotCompile, flip, judge
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan.forecast import Decision
+from lightning_hotcompile.session import Session
 from lightning_hotcompile.swap.prewarm import run
 from lightning_hotcompile.swap.prewarm.parent import Job, Result, Status
 from tests.hot import assert_same, hot
@@ -65,6 +67,8 @@ class Scripted:
     @property
     def is_tracing(self) -> bool:
         return self.trace is not None
+
+    is_slowing = False
 
     def begin(self, captures: Mapping[str, Any]) -> None:
         self.calls.append("begin")
@@ -220,6 +224,93 @@ def test_the_optimizer_goes_to_the_child_in_words(kept: type[Kept]) -> None:
     assert set(hooks.seen) == {0}, "a hook is there in the traced step only"
     compiled = [e["region"] for e in callback.report.events if e["kind"] == "compiled"]
     assert compiled[:2] == ["training_step", "optimizer 0"], "at the flip, not before"
+
+
+class Slow(Kept):
+    """It takes a while."""
+
+    looks = 3
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        type(self).looks = 3
+
+    def poll(self) -> Status:
+        status = super().poll()
+        type(self).looks -= 1
+        return status if self.looks <= 0 else replace(status, state="running")
+
+
+@pytest.fixture
+def one_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine of two cores on which training uses both."""
+    monkeypatch.setattr(run, "Prewarm", Slow)
+    monkeypatch.setattr(judge, "why_not", lambda *_: None)
+    monkeypatch.setattr(run, "threads_meanwhile", lambda _: 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Threads(pl.Callback):
+    """How many threads each step has, by the phase that it is in."""
+
+    def __init__(self, hot: HotCompile) -> None:
+        self.hot = hot
+        self.seen: list[tuple[str, int]] = []
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        self.seen.append((self.hot.phase, torch.get_num_threads()))
+
+
+@pytest.mark.usefixtures("one_of_two_threads")
+class TestFewerThreads:
+    def test_training_gives_one_up_while_the_child_compiles_and_gets_it_back(self) -> None:
+        callback = hot(scope="step")
+        fit(seeded(Net), [callback, threads := Threads(callback)], max_epochs=8)
+        while_prewarming = [n for phase, n in threads.seen if phase == "prewarming"]
+        assert while_prewarming[0] == 2, "the traced step: the number is part of the compiled code"
+        assert set(while_prewarming[1:]) == {1}
+        assert {n for phase, n in threads.seen if phase != "prewarming"} == {2}
+        assert torch.get_num_threads() == 2
+        assert callback.report.phase == "steady"
+        assert any("while training used 1 of its threads" in note for note in callback.report.notes)
+
+    def test_slower_steps_are_no_measure_of_eager_ones_and_count_as_a_cost(self) -> None:
+        sessions: list[Session] = []
+
+        class Keeps(pl.Callback):
+            def on_train_batch_end(self, *_: Any) -> None:
+                sessions[:] = [callback._runs["train"].session]
+
+        callback = hot(scope="step")
+        fit(seeded(Net), [callback, Keeps()], max_epochs=8)
+        prewarming = next(p for p in callback.report.phases if p.name == "prewarming")
+        assert prewarming.steps > 10
+        assert prewarming.median_ms is None, "no usual step among them"
+        assert len(sessions[0].ledger._slowed) == prewarming.steps
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_it_gets_it_back_whatever_happens(self, error: type[BaseException]) -> None:
+        class Fails(Net):
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                if self.global_step == 9:
+                    seen.append(torch.get_num_threads())
+                    raise error("mine")
+                return super().training_step(batch, batch_idx)
+
+        seen: list[int] = []
+        with pytest.raises((error, SystemExit)):
+            fit(seeded(Fails), [hot(scope="step")])
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+
+    def test_a_run_that_ends_first_gets_it_back(self) -> None:
+        callback = hot(scope="step")
+        make_trainer([callback], max_steps=10, max_epochs=-1).fit(seeded(Net), loader())
+        assert callback.report.phase == "prewarming"
+        assert torch.get_num_threads() == 2
 
 
 class TwoOptimizers(Net):

@@ -166,7 +166,7 @@ def _comparison(answers: Sequence[Answer]) -> Table:
             continue
         table.add_row(
             answer.scope,
-            "none" if answer.kind == "none" else answer.kind,
+            answer.kind,
             wording.milliseconds(report.eager_ms.median if report.eager_ms else None),
             wording.milliseconds(report.compiled_ms.median if report.compiled_ms else None),
             Text(str(report.speedup)) if answer.speed else "",

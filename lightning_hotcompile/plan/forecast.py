@@ -105,9 +105,10 @@ def forecast(
         return _of_unknown_length(step_s, spent_s, cost)
     saving = remaining_steps * step_s * (1 - 1 / expected.speedup)
     gain = f"{'the measured' if expected.measured else 'an assumed'} speed-up of {expected.speedup:.2f}x"
+    saves = f"saves about {saving:.1f} s" if saving >= 0.05 else "saves nothing"
     facts = (
         f"{remaining_steps:,} steps of {_ms(step_s)} are left, at {gain} "
-        f"compiling saves about {saving:.1f} s and costs about {cost:.0f} s"
+        f"compiling {saves} and costs about {cost:.0f} s"
     )
     go, words = saving > cost, "worth it" if saving > cost else "not worth it"
     if not go and not expected.measured and cost < CHEAP * remaining_steps * step_s:

@@ -20,7 +20,8 @@ class StepRecord:
     """What is known of one step besides its time.
 
     ``ends_unit`` is false for a micro-step after which gradients are accumulated further;
-    ``disturbed`` steps (compiled something, were recorded, or hold an odd batch) are not compared.
+    ``disturbed`` steps (compiled something, were recorded, or hold an odd batch) are not compared, nor are
+    those that were ``slowed`` since a child process compiles beside them.
     ``pairs`` is where the time of an interleaved step goes; ``without`` names the part of the plan that is
     left out of it, which then takes the place of eager.
     """
@@ -31,6 +32,7 @@ class StepRecord:
     disturbed: bool = False
     stalled: bool = False
     recorded: bool = False
+    slowed: bool = False
     pairs: PairedUnits | None = None
     without: str | None = None
 
@@ -129,7 +131,7 @@ class Ledger:
         self._compiled_seconds = 0.0
         self._banked_s = 0.0
         self._stalled: list[float] = []
-        self._recorded: list[float] = []
+        self._slowed: list[float] = []  # recorded, or with fewer threads
         self._recent: float | None = None
         self._between = 0.0
         self._in_steps = 0.0
@@ -155,8 +157,8 @@ class Ledger:
         phase.seconds += time.seconds
         if record.stalled:
             self._stalled.append(time.seconds)
-        elif record.recorded:
-            self._recorded.append(time.seconds)
+        elif record.recorded or record.slowed:
+            self._slowed.append(time.seconds)
         elif record.compiled:
             self._compiled_seconds += time.seconds
         if not record.disturbed:
@@ -204,7 +206,7 @@ class Ledger:
     @property
     def costs_s(self) -> float:
         """All that the callback added to the run."""
-        return self.stall_s + self.own_s + self._beyond_usual(self._recorded)
+        return self.stall_s + self.own_s + self._beyond_usual(self._slowed)
 
     def _beyond_usual(self, seconds: list[float]) -> float:
         usual = self.eager_step_s or 0.0

@@ -65,6 +65,15 @@ def bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
     return step
 
 
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each group has of the optimizer's own options, the learning rate left out: plain numbers only."""
+    plain = (bool, int, float, tuple)
+    return [
+        {k: v for k, v in group.items() if k in optimizer.defaults and k != "lr" and isinstance(v, plain)}
+        for group in optimizer.param_groups
+    ]
+
+
 class SwappedOptimizer(SwappedRegion):
     """An optimizer whose step is one compiled function; the closure runs before it, eagerly."""
 
@@ -81,6 +90,7 @@ class SwappedOptimizer(SwappedRegion):
         super().__init__(region, gate, witness, dynamic=dynamic, fullgraph=True)
         self.optimizer = optimizer
         self._rates = LearningRates(optimizer)
+        self._settings_then = _settings(optimizer)
         self._pair: tuple[Callable[[Optimizer], None], CompiledFn] | None = None
         self.dynamic = dynamic
 
@@ -88,7 +98,7 @@ class SwappedOptimizer(SwappedRegion):
         """Give the optimizer a ``step`` of its own; ``take_out`` removes it."""
         optimizer = self.optimizer
         # It may have been wrapped since the plan was made.
-        self.error = self.error or why_not_compiled(optimizer)
+        self.error = self.error or why_not_compiled(optimizer) or self._what_moves()
         if self.error is not None:
             return
         before = vars(optimizer).get("step")
@@ -105,6 +115,14 @@ class SwappedOptimizer(SwappedRegion):
                 vars(optimizer)["step"] = before
 
         self.undo_later(undo)
+
+    def _what_moves(self) -> str | None:
+        """Settings that a schedule changes are constants of the graph: it would compile at each step."""
+        if self._pair is not None:
+            return None  # it is compiled already, and one change later on is one recompile
+        groups = zip(self._settings_then, _settings(self.optimizer), strict=False)
+        moved = sorted({name for then, now in groups for name in then if then[name] != now.get(name)})
+        return f"its {' and '.join(moved)} changed since training began (a schedule?)" if moved else None
 
     def _bodies(self) -> tuple[Callable[[Optimizer], None], CompiledFn]:
         """The step without its wrappers, as it is and compiled."""

@@ -40,6 +40,12 @@ def expect(compile_s: float, speedup: float) -> Expectation:
     return Expectation(compile_s=compile_s, speedup=speedup)
 
 
+def test_a_plan_that_makes_the_step_slower_is_said_to_save_nothing() -> None:
+    found = forecast(remaining_steps=50, step_s=0.001, expected=Expectation(compile_s=29.0, speedup=0.8))
+    assert not found.go
+    assert "compiling saves nothing and costs about 29 s" in found.reason
+
+
 def test_a_long_run_is_worth_it_and_says_why() -> None:
     decision = forecast(remaining_steps=10_000, step_s=0.05, expected=expect(22.0, 1.25))
     assert decision.go

@@ -47,16 +47,19 @@ class Arm:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.gate = Gate(suppress_errors=suppress_errors)
         self.witness = Witness(backend)
-        region = Region(name="optimizer 0", kind="optimizer", members=("0",), class_name=kind)
-        self.swapped = SwappedOptimizer(
-            region, self.gate, self.witness, optimizer=self.optimizer, dynamic=None
-        )
+        self.swapped = self.fresh()
         self.lane = Lane.COMPILE if compiled else Lane.EAGER
         self.data = torch.Generator().manual_seed(1)
         if state:
             self.step(Lane.EAGER)
         if compiled:
             self.swapped.put(self.model)
+
+    def fresh(self) -> SwappedOptimizer:
+        """As at the beginning of a training."""
+        kind = type(self.optimizer).__name__
+        region = Region(name="optimizer 0", kind="optimizer", members=("0",), class_name=kind)
+        return SwappedOptimizer(region, self.gate, self.witness, optimizer=self.optimizer, dynamic=None)
 
     def loss(self) -> Tensor:
         x = torch.randn(16, 4, generator=self.data)
@@ -268,6 +271,49 @@ def test_a_schedule_that_moves_momentum_too_does_not_recompile(kind: str) -> Non
     for _ in range(STEPS):
         arm.step()
     assert len(arm.witness.graphs) <= 2
+
+
+@pytest.mark.parametrize(("kind", "setting"), [("SGD", "momentum"), ("AdamW", "betas")])
+def test_what_a_schedule_moves_while_training_is_watched_is_not_compiled(kind: str, setting: str) -> None:
+    arms = Arm(kind, compiled=False), Arm(kind, compiled=False)
+    for arm in arms:
+        arm.scheduler = torch.optim.lr_scheduler.OneCycleLR(arm.optimizer, max_lr=0.1, total_steps=STEPS + 3)
+        arm.swapped = arm.fresh()
+        arm.step()
+        arm.step()
+    arms[1].swapped.put(arms[1].model)
+    assert not arms[1].swapped.is_in_place
+    assert f"its {setting} changed since training began" in str(arms[1].swapped.error)
+    for _ in range(STEPS - 1):
+        arms[0].step()
+        arms[1].step(Lane.COMPILE)
+    assert arms[1].witness.total_runs == 0
+    assert_equal_states(arms[0].state(), arms[1].state())
+
+
+def test_a_learning_rate_that_moves_is_no_reason() -> None:
+    arm = Arm("AdamW", compiled=False)
+    for _ in range(4):
+        arm.step()
+    arm.swapped.put(arm.model)
+    assert arm.swapped.error is None
+    arm.step(Lane.COMPILE)
+    assert arm.witness.total_runs == 1
+
+
+def test_a_setting_that_changes_after_the_compile_is_compiled_once_more() -> None:
+    arms = Arm("AdamW", compiled=False), Arm("AdamW", compiled=True)
+    for arm in arms:
+        arm.step()
+        for group in arm.optimizer.param_groups:
+            group["weight_decay"] = 0.3
+    arms[1].swapped.take_out()
+    arms[1].swapped.put(arms[1].model)
+    for arm in arms:
+        arm.step()
+    assert arms[1].swapped.error is None
+    assert arms[1].witness.total_runs == 2
+    assert_equal_states(arms[0].state(), arms[1].state())
 
 
 def test_a_group_that_is_added_later_is_stepped_too() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap.dynamo import compile_isolated
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, free_memory, why_not
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, free_memory, threads_meanwhile, why_not
 from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, TensorSpec, pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status
+from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
@@ -328,8 +329,9 @@ def around(**changes: Any) -> Surroundings:
         ("auto", "inductor", {"posix": False}, "POSIX"),
         (True, "inductor", {"posix": False}, "POSIX"),
         ("auto", "inductor", {"local_rank": 3}, "local rank 3"),
-        ("auto", "inductor", {"training_threads": 8}, "8 threads on 8 cores"),
-        (True, "inductor", {"training_threads": 8}, None),
+        ("auto", "inductor", {"training_threads": 8}, None),
+        ("auto", "inductor", {"training_threads": 1, "cores": 1}, "no spare core"),
+        (True, "inductor", {"training_threads": 1, "cores": 1}, None),
         ("auto", "inductor", {"training_threads": 8, "accelerator": True}, None),
         ("auto", "inductor", {"free_memory": 2**30}, "1.0 GiB of memory are free, 2.0 GiB are needed"),
         ("auto", "inductor", {"free_memory": None}, None),
@@ -338,6 +340,58 @@ def around(**changes: Any) -> Surroundings:
 def test_when_a_child_is_worth_it(prewarm: Any, backend: Any, changes: Any, reason: str | None) -> None:
     found = why_not(prewarm, backend, around(**changes))
     assert found == reason if reason is None else reason in str(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "threads"),
+    [
+        ({}, None),
+        ({"training_threads": 7}, None),
+        ({"training_threads": 8}, 7),
+        ({"training_threads": 16}, 7),
+        ({"training_threads": 2, "cores": 2}, 1),
+        ({"training_threads": 1, "cores": 2}, None),
+        ({"training_threads": 1, "cores": 1}, None),
+        ({"training_threads": 4, "cores": 1}, 1),
+        ({"training_threads": 8, "accelerator": True}, None),
+    ],
+)
+def test_training_gives_up_a_thread_where_no_core_is_spare(changes: Any, threads: int | None) -> None:
+    assert threads_meanwhile(around(**changes)) == threads
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+class TestFewerThreads:
+    def test_they_are_given_back(self) -> None:
+        fewer = FewerThreads(1)
+        fewer.begin()
+        fewer.begin()
+        assert (fewer.active, torch.get_num_threads()) == (True, 1)
+        fewer.end()
+        fewer.end()
+        assert (fewer.active, torch.get_num_threads()) == (False, 2)
+
+    def test_a_number_that_somebody_has_chosen_since_stays(self) -> None:
+        fewer = FewerThreads(1)
+        fewer.begin()
+        torch.set_num_threads(3)
+        fewer.end()
+        assert torch.get_num_threads() == 3
+
+    def test_none_changes_nothing(self) -> None:
+        fewer = FewerThreads(None)
+        fewer.begin()
+        assert (fewer.active, torch.get_num_threads()) == (False, 2)
+        fewer.end()
+        assert torch.get_num_threads() == 2
 
 
 def test_free_memory_is_the_lesser_of_system_and_container(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def why_not(
     """Why no child process should be started; ``None`` if it should.
 
     Args:
-        prewarm: ``True``, ``False`` or ``"auto"``; ``True`` asks neither for a spare core nor for memory.
+        prewarm: ``True``, ``False`` or ``"auto"``; ``True`` asks neither for a second core nor for memory.
         backend: the compiler's backend.
         around: the machine.
         need: bytes of free memory that ``auto`` asks for.
@@ -65,14 +65,22 @@ def why_not(
         return f"local rank {around.local_rank}: rank 0 of the node compiles, the others load it"
     if prewarm is True:
         return None
-    if not around.accelerator and around.training_threads >= around.cores:
-        return (
-            f"no spare core: training uses {around.training_threads} threads on {around.cores} cores; "
-            "set prewarm=True, or fewer threads with torch.set_num_threads"
-        )
+    if not around.accelerator and around.cores < 2:
+        return "no spare core: training has one, and needs it"
     if around.free_memory is not None and around.free_memory < need:
         return f"{around.free_memory / 2**30:.1f} GiB of memory are free, {need / 2**30:.1f} GiB are needed"
     return None
+
+
+def threads_meanwhile(around: Surroundings) -> int | None:
+    """Threads that training may use while the child compiles, ``None`` for as many as now.
+
+    A spare core is best. Where there is none, training gives one up: with ``n`` threads a step takes at
+    most ``n / (n - 1)`` of its time, where a compile in this process would let it stand still.
+    """
+    if around.accelerator or around.training_threads < around.cores:
+        return None
+    return max(1, around.cores - 1) if around.training_threads > 1 else None
 
 
 def free_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -14,9 +14,11 @@ from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import folder_in_use
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, pack
 from lightning_hotcompile.swap.prewarm.optimizerfile import pack_optimizer
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
+from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 from lightning_hotcompile.swap.warmup import Capture
 
 _POLL_EVERY = 10
@@ -49,6 +51,7 @@ class PrewarmRun:
         device: str,
     ) -> None:
         self._trace: Installation | None = trace
+        self._fewer = FewerThreads(threads_meanwhile(Surroundings.here(accelerator=device != "cpu")))
         self._compiler: dict[str, Any] = {"mode": mode, "options": options, "random": random}
         self._hooks: list[RemovableHandle] = []
         self._described: set[str] = set()
@@ -63,6 +66,11 @@ class PrewarmRun:
     def is_tracing(self) -> bool:
         """Whether a step is being traced."""
         return self._trace is not None
+
+    @property
+    def is_slowing(self) -> bool:
+        """Whether training goes on with fewer threads than it had."""
+        return self._fewer.active
 
     def begin(self, captures: Mapping[str, Capture]) -> None:
         """Start the child, and trace: captured calls at once, the rest in the step that is about to run."""
@@ -84,13 +92,18 @@ class PrewarmRun:
         if trace is not None:
             trace.take_out()
             self._child.close()
+            if self._graphs:  # not before they are packed: the number is part of the code and of its key
+                self._fewer.begin()
 
     def is_over(self) -> bool:
         """Whether there is nothing more to wait for; the child is looked at now and then only."""
         self._polls += 1
         if self._graphs == 0:
             return not self.is_tracing
-        return self._polls % _POLL_EVERY == 0 and self._child.poll().state != "running"
+        over = self._polls % _POLL_EVERY == 0 and self._child.poll().state != "running"
+        if over:
+            self._fewer.end()
+        return over
 
     def in_words(self) -> str:
         """How it went, for a receipt."""
@@ -100,6 +113,8 @@ class PrewarmRun:
         cached = sum(r.cached for r in status.results if not r.name.startswith("toolchain"))
         words = f"prewarm: {cached} of {self._graphs} graphs compiled by a child process"
         words += f" in {status.seconds:.1f} s"
+        if self._fewer.threads is not None:
+            words += f", while training used {self._fewer.threads} of its threads"
         reasons = [status.reason, *(r.error for r in status.results), self._reasons()]
         told = "; ".join(r for r in reasons if r)
         return f"{words} ({told})" if told else words
@@ -107,6 +122,7 @@ class PrewarmRun:
     def cancel(self) -> None:
         """End the child, whatever it does; a second call does nothing."""
         self.end_step()
+        self._fewer.end()
         self._child.cancel()
 
     def _reasons(self) -> str:
