@@ -202,11 +202,12 @@ def _class(found: Sequence[Record]) -> dict[str, Any]:
 
 def _watching(records: Sequence[Record]) -> list[str]:
     return [
-        f"{r['row']}: signature and detector take {r['detector_us']:.1f} us a step; an observed step takes "
+        f"{r['row']}: signature and detector take {r['detector_us']:.1f} us a step, all hooks of a steady "
+        f"step {r['at_rest_us']:.1f} us; while it observes, recording of one step included, a step takes "
         f"{1 / r['speedup']:.2f}x of a plain one (95% interval {1 / r['speedup_high']:.2f} to "
         f"{1 / r['speedup_low']:.2f})."
         for r in records
-        if r.get("detector_us") is not None and r.get("speedup") is not None
+        if r.get("at_rest_us") is not None and r.get("speedup") is not None
     ]
 
 

@@ -53,7 +53,8 @@ def measure(request: Request) -> Measurement:
     """Fits with and without the callback in turns; nothing is compiled in either.
 
     The sample of one fit is the mean of its first steps. ``detector_us`` is the median of a tight loop over
-    signature and detector for one batch of the case.
+    signature and detector for one batch of the case, ``at_rest_us`` what the callback's hooks take in a step
+    that uses compiled code.
     """
     case = CASES[request.sizes["model"]]
     arms = {EAGER: ArmResult(compiled=False), WATCHED: ArmResult(compiled=False)}
@@ -66,7 +67,7 @@ def measure(request: Request) -> Measurement:
                 arms[name].laps.setdefault("step", []).append(seconds / OBSERVED)
         if i >= 10 and time.perf_counter() - begin > request.seconds:
             break
-    arms[WATCHED].extra["detector_us"] = detector_us(case)
+    arms[WATCHED].extra.update(detector_us=detector_us(case), at_rest_us=at_rest_us(case))
     return Measurement(arms=arms, parameters=sum(p.numel() for p in case.model().parameters()))
 
 
@@ -84,18 +85,66 @@ def detector_us(case: Case, loops: int = LOOPS) -> float:
     return summarize(samples).median
 
 
+class TimedHooks(HotCompile):
+    """HotCompile that times its own hooks, step by step, once it is steady."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.microseconds: list[float] = []
+        self._spent = 0.0
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Time it; it is the first of a step."""
+        start = time.perf_counter()
+        super().on_train_batch_start(*args)
+        self._spent = time.perf_counter() - start
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        """Time it."""
+        start = time.perf_counter()
+        super().on_before_optimizer_step(*args)
+        self._spent += time.perf_counter() - start
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Time it; it is the last of a step."""
+        start = time.perf_counter()
+        super().on_train_batch_end(*args)
+        self._spent += time.perf_counter() - start
+        if self.phase == "steady":
+            self.microseconds.append(1e6 * self._spent)
+
+
+def at_rest_us(case: Case, steps: int = 200) -> float:
+    """Microseconds that the callback's hooks take in a steady step, in between real ones; their median.
+
+    Nothing is compiled by Inductor for it: graphs run as they were captured.
+    """
+    keeps_all = {"backend": "eager", "cost_gate": False, "min_speedup": 0.0, "threshold": 2, "store": None}
+    hot = TimedHooks(**keeps_all, scope="step", compile_optimizer=False, parity="off")
+    _fit(case, [hot], SETTLING_STEPS + steps)
+    return summarize(hot.microseconds).median
+
+
+SETTLING_STEPS = 100
+"""More than a step signature takes to be steady, where anything is kept."""
+
+
 def observed_seconds(case: Case, callbacks: Sequence[L.Callback]) -> float:
     """Seconds of the first steps of a short fit."""
     timer = StepTimer()
+    _fit(case, [timer.begin(), *callbacks, timer], OBSERVED + 1)
+    return timer.seconds
+
+
+def _fit(case: Case, callbacks: list[L.Callback], steps: int) -> None:
     trainer = L.Trainer(
         accelerator="cpu",
-        max_steps=OBSERVED + 1,
+        max_steps=steps,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[timer.begin(), *callbacks, timer],
+        callbacks=callbacks,
     )
     torch.manual_seed(2)
     trainer.fit(case.model(), DataLoader(case.batches(), batch_size=None))
-    return timer.seconds

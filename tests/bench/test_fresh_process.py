@@ -11,7 +11,7 @@ import pytest
 
 from lightning_hotcompile.bench import fresh_process
 from lightning_hotcompile.bench.cases import CASES
-from lightning_hotcompile.bench.detector_cost import detector_us
+from lightning_hotcompile.bench.detector_cost import at_rest_us, detector_us
 from lightning_hotcompile.bench.fresh_process import FreshProcess
 from lightning_hotcompile.bench.measurement import Request
 from lightning_hotcompile.bench.runs import RunFailed, RunKilled, RunTimedOut
@@ -109,6 +109,7 @@ def test_where_no_arm_fits_the_row_failed(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_detector_is_timed() -> None:
     assert detector_us(CASES["mlp"], loops=20) > 0
+    assert at_rest_us(CASES["mlp"], steps=20) > 0
 
 
 def test_what_watching_costs_is_measured_in_a_process(tmp_path: Path) -> None:
@@ -116,3 +117,4 @@ def test_what_watching_costs_is_measured_in_a_process(tmp_path: Path) -> None:
     found = FreshProcess(toolchain=tmp_path, threads=1)(request, 300.0)
     assert {name: len(arm.laps["step"]) for name, arm in found.arms.items()} == {"eager": 6, "watched": 6}
     assert found.arms["watched"].extra["detector_us"] > 0
+    assert found.arms["watched"].extra["at_rest_us"] > 0
