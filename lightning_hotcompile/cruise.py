@@ -1,4 +1,4 @@
-"""The short way of a step whose signature is at rest: nothing can change, so little is asked."""
+"""The short ways of steps whose signature is at rest: nothing can change, so little or nothing is asked."""
 
 from __future__ import annotations
 
@@ -47,3 +47,34 @@ class Cruise:
             return False
         self._left -= 1
         return self._is_like(batch)
+
+
+CALM = 4
+"""After so many long looks at steps that stay eager, one after the other, naps begin."""
+
+NAP = 30
+"""Steps of a nap. With the look after it an odd number, so that batches in turns are all met."""
+
+
+class Nap:
+    """Steps that stay eager for good and are not even timed.
+
+    Args:
+        track: where they belong, as far as it is known.
+        since: when the nap began, in seconds.
+    """
+
+    def __init__(self, track: Track, since: float) -> None:
+        self.track = track
+        self.since = since
+        self.steps = 0
+        """That have ended since it was booked last."""
+
+        self._left = NAP
+
+    def goes_on(self, batch_idx: int) -> bool:
+        """Whether the step that begins is slept through; never the first one of an epoch."""
+        if not self._left or batch_idx == 0:
+            return False
+        self._left -= 1
+        return True

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.cruise import Cruise
+from lightning_hotcompile.cruise import CALM, Cruise, Nap
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Phase, State
@@ -83,9 +83,13 @@ class Session:
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
         self._cruise: Cruise | None = None
+        self._nap: Nap | None = None
+        self._calm = 0
 
     def before_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Decide how the step that is about to run goes, and begin to time it."""
+        if self._nap is not None and self._nap.goes_on(batch_idx):
+            return
         start, cruise = self._now(), self._cruise
         if (
             cruise is None
@@ -104,6 +108,7 @@ class Session:
     def _consider_step(self, start: float, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """The long way: everything is asked anew, and a phase may change."""
         self._cruise = None
+        self._end_nap()
         installed_s = self.ledger.install_s
         if self._current is not None:
             self.abandon_step()
@@ -136,13 +141,16 @@ class Session:
             self.watch.begin_recording(record)
         elif lane is not Lane.COMPILE and self._is_at_rest(track):
             self._cruise = Cruise(track, lane, dataloader_idx, self.watch.test_for(track))
+        self._calm = self._calm + 1 if self._cruise is not None and lane is Lane.EAGER else 0
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
         self._clock.start(record)
 
     def after_step(self) -> None:
         """End the step: stop the clock, book what ran."""
         if self._current is None:
-            self.steps += self._gave_up is not None
+            self.steps += self._gave_up is not None or self._nap is not None
+            if self._nap is not None:
+                self._nap.steps += 1
             return
         self._clock.stop()
         start, cruise = self._now(), self._cruise
@@ -153,6 +161,8 @@ class Session:
             track.ran(lane=lane, compiled=record.compiled, ends_unit=record.ends_unit)
         else:
             self._look_back(track, record, lane)
+            if self._cruise is not None and self._calm > CALM:
+                self._cruise, self._nap = None, Nap(track, self._now())
         self.ledger.own_s += self._now() - start
 
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
@@ -184,6 +194,7 @@ class Session:
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
         self._cruise = None
+        self._end_nap()
         self.watch.end_recording()
         if self._current is not None:
             self._current = None
@@ -220,6 +231,20 @@ class Session:
         for finished in self._clock.drain():
             assert isinstance(finished.tag, StepRecord)
             self.ledger.add(finished, finished.tag)
+        self._book_nap()
+
+    def _book_nap(self) -> None:
+        nap, now = self._nap, self._now()
+        if nap is not None and nap.steps:
+            self.ledger.skip(nap.steps, now - nap.since, nap.track.phase.value)
+            nap.track.steps += nap.steps
+            nap.steps, nap.since = 0, now
+
+    def _end_nap(self) -> None:
+        if self._nap is not None:
+            self.book_finished_steps()
+            self._nap = None
+            self._clock.abandon()  # what went by since the last step that was timed is no waiting
 
     @property
     def plan(self) -> CompilePlan:

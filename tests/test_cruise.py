@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_hotcompile.cruise import CRUISE
+from lightning_hotcompile.cruise import CRUISE, NAP
 from lightning_hotcompile.session import Session
 from tests.hot import hot
 from tests.models import Net, fit, loader, make_trainer, seeded
@@ -148,3 +148,71 @@ def test_a_model_whose_flags_change_in_mid_cruise_is_right() -> None:
         fit(model, callbacks, train=loader(8 * 200), max_steps=200)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights)
+
+
+def declined(**options: Any) -> Any:
+    """A callback that compiles nothing, since it does not pay."""
+    return hot(**{"cost_gate": True, "backend": "inductor", "store": None, **options})
+
+
+def test_steps_that_stay_eager_are_slept_through_and_counted(considered: LongWays) -> None:
+    callback = declined()
+    train([8] * 700, [callback])
+    report = callback.report
+    assert report.phase == "declined"
+    assert report.steps == 700
+    assert sum(phase.steps for phase in report.phases) == 700
+    assert sum(track.steps for track in considered.session.watch.tracks) == 700
+    assert len([step for step in considered if step > 300]) <= 2 + 400 // (NAP + 1)
+    seconds = sum(phase.total_s for phase in report.phases)
+    last = report.samples[-1] if report.samples else None
+    assert last is None or (last.step <= 700 and last.start_s <= seconds * 2)
+
+
+def test_a_report_in_a_nap_is_up_to_date() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Reads(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            report = callback.report
+            seen.append((report.steps, sum(phase.steps for phase in report.phases)))
+
+    callback = declined()
+    train([8] * 400, [callback, Reads()])
+    assert seen == [(n, n) for n in range(1, 401)]
+
+
+def test_another_signature_ends_the_naps(considered: LongWays) -> None:
+    callback = declined(dynamic=False)
+    train([8] * 400 + [12] * 200, [callback])
+    detected = [e["step"] for e in callback.report.events if e["kind"] == "detected"]
+    assert len(detected) == 2
+    assert 400 < detected[1] <= 400 + NAP + callback.config.threshold + 2
+    assert callback.report.steps == 600
+
+
+def test_batches_in_turns_are_all_met(considered: LongWays) -> None:
+    callback = declined(dynamic=False, threshold=3)
+    train([8] * 300 + [8, 12] * 200, [callback])
+    assert len(list(considered.session.watch.tracks)) == 2
+
+
+def test_validation_in_between_loses_no_step() -> None:
+    callback = declined()
+    fit(seeded(Net), [callback], train=loader(8 * 500), val=loader(8), max_epochs=2, val_check_interval=90)
+    report = callback.report
+    assert report.steps == 1000
+    assert sum(phase.steps for phase in report.phases) == 1000
+
+
+def test_an_exception_in_a_nap_leaves_the_books_whole() -> None:
+    class Raises(Net):
+        def on_before_zero_grad(self, *_: Any) -> None:
+            if self.trainer.global_step == 390:
+                raise KeyError("mine")
+
+    callback = declined()
+    with pytest.raises(KeyError, match="mine"):
+        fit(seeded(Raises), [callback], train=loader(8 * 500), max_epochs=1)
+    assert 390 <= callback.report.steps <= 391
+    assert sum(phase.steps for phase in callback.report.phases) == callback.report.steps

@@ -150,9 +150,7 @@ class Ledger:
         self._recent = time.seconds
         self._in_steps += time.seconds
         self._between += time.wait_seconds
-        phase = self._phases.get(record.phase)
-        if phase is None:
-            phase = self._phases[record.phase] = _PhaseTotal()
+        phase = self._phase(record.phase)
         phase.steps += 1
         phase.seconds += time.seconds
         if record.stalled:
@@ -166,6 +164,20 @@ class Ledger:
             (self._compiled if record.compiled else self._eager).add(time.seconds)
         if record.pairs is not None:
             record.pairs.add(record, time.seconds)
+
+    def skip(self, steps: int, seconds: float, phase: str) -> None:
+        """Book eager steps that were not timed, with the time between them in proportion to timed ones."""
+        wait_s = seconds * (self.wait_share or 0.0)
+        total = self._phase(phase)
+        self.steps, total.steps = self.steps + steps, total.steps + steps
+        total.seconds += seconds - wait_s
+        self._in_steps += seconds - wait_s
+        self._between += wait_s
+
+    def _phase(self, name: str) -> _PhaseTotal:
+        if name not in self._phases:
+            self._phases[name] = _PhaseTotal()
+        return self._phases[name]
 
     def end_round(self) -> None:
         """Compiled steps until now count at the speed-up of the plan that they ran."""

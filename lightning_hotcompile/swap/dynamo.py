@@ -244,6 +244,11 @@ def graph_break_count() -> int:
     return sum(counters["graph_break"].values())
 
 
+def graph_count() -> int:
+    """Graphs that Dynamo has captured in this process so far, the user's included."""
+    return int(counters["stats"]["unique_graphs"])
+
+
 def recent_recompile_reasons(limit: int = 8) -> list[str]:
     """Why the last frames were compiled again, oldest first."""
     reasons = [m.recompile_reason for m in get_compilation_metrics()[-limit:]]

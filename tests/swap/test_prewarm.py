@@ -330,6 +330,13 @@ def around(**changes: Any) -> Surroundings:
         (True, "inductor", {"posix": False}, "POSIX"),
         ("auto", "inductor", {"local_rank": 3}, "local rank 3"),
         ("auto", "inductor", {"training_threads": 8}, None),
+        (
+            "auto",
+            "inductor",
+            {"training_threads": 8, "compiled": True},
+            "8 threads on 8 cores, and compiled code",
+        ),
+        ("auto", "inductor", {"compiled": True}, None),
         ("auto", "inductor", {"training_threads": 1, "cores": 1}, "no spare core"),
         (True, "inductor", {"training_threads": 1, "cores": 1}, None),
         ("auto", "inductor", {"training_threads": 8, "accelerator": True}, None),
@@ -354,6 +361,7 @@ def test_when_a_child_is_worth_it(prewarm: Any, backend: Any, changes: Any, reas
         ({"training_threads": 1, "cores": 1}, None),
         ({"training_threads": 4, "cores": 1}, 1),
         ({"training_threads": 8, "accelerator": True}, None),
+        ({"training_threads": 8, "compiled": True}, None),
     ],
 )
 def test_training_gives_up_a_thread_where_no_core_is_spare(changes: Any, threads: int | None) -> None:

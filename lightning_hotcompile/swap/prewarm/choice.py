@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from lightning_hotcompile.swap.dynamo import graph_count
+
 ENOUGH_MEMORY = 2 * 2**30
 """Bytes that a child with torch, a compiler's workers and a C++ compiler need."""
 
@@ -20,7 +22,8 @@ class Surroundings:
     """What there is beside the training: cores that may be used, threads in use, bytes of free memory.
 
     ``free_memory`` is ``None`` where it cannot be told. ``accelerator`` tells whether the training runs on
-    one, so that the CPU's cores are not its bottleneck.
+    one, so that the CPU's cores are not its bottleneck; ``compiled`` whether anything was compiled in this
+    process, which is for the number of threads that it has now.
     """
 
     posix: bool
@@ -29,6 +32,7 @@ class Surroundings:
     accelerator: bool
     free_memory: int | None
     local_rank: int
+    compiled: bool = False
 
     @classmethod
     def here(cls, *, accelerator: bool) -> Surroundings:
@@ -41,6 +45,7 @@ class Surroundings:
             accelerator=accelerator,
             free_memory=free_memory(),
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            compiled=graph_count() > 0,
         )
 
 
@@ -65,8 +70,9 @@ def why_not(
         return f"local rank {around.local_rank}: rank 0 of the node compiles, the others load it"
     if prewarm is True:
         return None
-    if not around.accelerator and around.cores < 2:
-        return "no spare core: training has one, and needs it"
+    if _is_crowded(around) and threads_meanwhile(around) is None:
+        why = ", and compiled code is in use that was made for them" if around.compiled else ""
+        return f"no spare core: training uses {around.training_threads} threads on {around.cores} cores{why}"
     if around.free_memory is not None and around.free_memory < need:
         return f"{around.free_memory / 2**30:.1f} GiB of memory are free, {need / 2**30:.1f} GiB are needed"
     return None
@@ -76,11 +82,16 @@ def threads_meanwhile(around: Surroundings) -> int | None:
     """Threads that training may use while the child compiles, ``None`` for as many as now.
 
     A spare core is best. Where there is none, training gives one up: with ``n`` threads a step takes at
-    most ``n / (n - 1)`` of its time, where a compile in this process would let it stand still.
+    most ``n / (n - 1)`` of its time, where a compile in this process would let it stand still. Not where
+    compiled code is in use: it has a guard on the number of threads, and would be compiled again.
     """
-    if around.accelerator or around.training_threads < around.cores:
+    if not _is_crowded(around) or around.training_threads < 2 or around.compiled:
         return None
-    return max(1, around.cores - 1) if around.training_threads > 1 else None
+    return max(1, around.cores - 1)
+
+
+def _is_crowded(around: Surroundings) -> bool:
+    return not around.accelerator and around.training_threads >= around.cores
 
 
 def free_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -1,0 +1,71 @@
+"""The README's figures are those of the committed results."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "recipes" / "results"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def rows_below(heading: str) -> list[list[str]]:
+    """The cells of the table whose first line starts so, without its head."""
+    lines = README[README.index(f"| {heading} |") :].splitlines()[2:]
+    table = lines[: next((i for i, line in enumerate(lines) if not line.startswith("|")), len(lines))]
+    return [[cell.strip().strip("*") for cell in line.strip("|").split("|")] for line in table]
+
+
+def csv_rows(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", rows_below("suite"), ids=lambda row: re.sub(r"\W.*", "", row[0].strip("[")))
+def test_a_suites_row_is_what_its_results_say(row: list[str]) -> None:
+    name = re.match(r"\[(\w+)\]", row[0])
+    assert name is not None
+    text = (RESULTS / name[1] / f"{name[1]}.md").read_text(encoding="utf-8")
+    mean = re.search(r"Over (\d+) compiled measurements the geometric mean is ([\d.]+x)", text)
+    assert mean is not None
+    counts = [re.search(rf"{word} in (\d+)", text) for word in ("Faster", "Slower")]
+    assert row[1:] == [mean[1], *[found[1] for found in counts if found is not None], mean[2]]
+
+
+def test_the_table_of_regret_is_the_committed_one() -> None:
+    found = {
+        (r["case"], int(r["steps"]), r["cache"]): round(float(r["regret"]), 2) for r in csv_rows("regret")
+    }
+    shown = {}
+    for case, steps, cold, warm in rows_below("case | steps"):
+        length = int(steps.replace(",", ""))
+        shown[case, length, "cold"], shown[case, length, "warm"] = float(cold), float(warm)
+    assert shown == found
+
+
+def test_the_table_of_scopes_is_the_committed_one() -> None:
+    names = ("step+optimizer", "step", "module+optimizer", "regions+optimizer")
+    found: dict[str, dict[str, str]] = {}
+    for r in csv_rows("scopes"):
+        found.setdefault(r["case"], {})[r["plan"]] = f"{float(r['speedup']):.2f}x" if r["speedup"] else "-"
+    shown = {row[0]: row[2:] for row in rows_below("case | eager step")}
+    assert shown == {case: [plans.get(name, "-") for name in names] for case, plans in found.items()}
+
+
+def test_the_receipt_is_one_that_was_printed() -> None:
+    (receipt,) = re.findall(r"<!-- receipt -->\n(.+?)<!-- /receipt -->", README, re.DOTALL)
+    headline, steady = (
+        re.search(r"steady: ([\d.]+)x faster", receipt),
+        re.search(r"break-even\s+at step (\d+)", receipt),
+    )
+    speed = re.search(r"speed-up +([\d.]+)x faster", receipt)
+    balance = re.search(r"balance +.+break-even at step (\d+)", receipt)
+    assert headline is not None
+    assert speed is not None
+    assert steady is not None
+    assert balance is not None
+    assert (headline[1], steady[1]) == (speed[1], balance[1])
