@@ -148,10 +148,12 @@ class SpeedUp(Event):
     """Pairs of steps measured."""
 
     verdict: str
+    confidence: float | None = None
+    """Of the interval; ``None`` in a log of a version that did not write it."""
 
     def __str__(self) -> str:
-        low, high = _number(self.low, ".2f"), _number(self.high, ".2f")
-        return f"{self.verdict}: {_number(self.value, '.2f')}x, interval {low} to {high}, {self.n} pairs"
+        interval = _interval(self.low, self.high, self.confidence)
+        return f"{self.verdict}: {_number(self.value, '.2f')}x, {interval}, {self.n} pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +168,12 @@ class PartTried(Event):
     """Pairs of steps measured."""
 
     kept: bool
+    confidence: float | None = None
 
     def __str__(self) -> str:
-        low, high = _number(self.low, ".2f"), _number(self.high, ".2f")
         what = "kept" if self.kept else "taken back"
-        return f"{self.part} {what}: {_number(self.value, '.2f')}x with it, interval {low} to {high}"
+        interval = _interval(self.low, self.high, self.confidence)
+        return f"{self.part} {what}: {_number(self.value, '.2f')}x with it, {interval}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +210,11 @@ class Reverted(Event):
 
 def _regions(count: int) -> str:
     return f"{count} region{'' if count == 1 else 's'}"
+
+
+def _interval(low: float, high: float, confidence: float | None) -> str:
+    percent = "" if confidence is None else f"{100 * confidence:g}% "
+    return f"{percent}interval {_number(low, '.2f')} to {_number(high, '.2f')}"
 
 
 def _number(value: float, form: str) -> str:

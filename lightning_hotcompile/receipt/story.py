@@ -76,6 +76,7 @@ class Story:
                 high=ratio.high,
                 n=ratio.n,
                 verdict=ratio.verdict,
+                confidence=ratio.confidence,
             )
         )
 
@@ -90,6 +91,7 @@ class Story:
                 high=ratio.high,
                 n=ratio.n,
                 kept=kept,
+                confidence=ratio.confidence,
             )
         )
 

@@ -21,7 +21,7 @@ from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.watch.stats import Ratio
 
 CONFIDENCE = 0.98
-"""Of the interval in a speed-up event, which does not say it."""
+"""Of the interval in a speed-up event of a version that did not write it."""
 
 _E = TypeVar("_E", bound=Event)
 
@@ -86,7 +86,8 @@ def _parity(events: Sequence[Event]) -> str:
 def _speed_up(event: SpeedUp | None) -> Ratio | None:
     if event is None or not math.isfinite(event.value):
         return None
-    return Ratio(value=event.value, low=event.low, high=event.high, n=event.n, confidence=CONFIDENCE)
+    confidence = event.confidence or CONFIDENCE
+    return Ratio(value=event.value, low=event.low, high=event.high, n=event.n, confidence=confidence)
 
 
 def _last(events: Sequence[Event], kind: type[_E]) -> _E | None:
