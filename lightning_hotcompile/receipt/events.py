@@ -176,6 +176,7 @@ _KINDS: dict[str, type[Event]] = {cls.kind_name(): cls for cls in Event.__subcla
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float, type(None)),
+    "float | None": (int, float, type(None)),
     "str": (str,),
     "int | None": (int, type(None)),
     "bool": (bool,),

@@ -30,6 +30,7 @@ from lightning_hotcompile.receipt.events import (
     Reverted,
     SpeedUp,
     describe,
+    event_from_dict,
     event_to_dict,
     read_events,
 )
@@ -294,3 +295,12 @@ def test_a_log_that_works_gives_no_warning(path: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write_all(path)
+
+
+def test_an_interval_of_a_log_that_does_not_say_how_sure_it_is(path: str) -> None:
+    record = event_to_dict(ONE_OF_EACH[6])
+    del record["confidence"]
+    event, problem = event_from_dict(record)
+    assert isinstance(event, SpeedUp)
+    assert (event.confidence, problem) == (None, "")
+    assert "faster: 1.42x, interval 1.38 to 1.47, 40 pairs" in describe(event)
