@@ -175,6 +175,8 @@ class Session:
         if record.without is not None:
             lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
+        if record.disturbed:
+            self._cruise = None  # a step that fitted nothing may be another one: all is asked anew
         if not self._is_at_rest(track):
             self._cruise = None
             self.watch.count(track, record)

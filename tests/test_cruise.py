@@ -135,19 +135,29 @@ def test_an_exception_in_mid_cruise_leaves_the_model_as_it_was() -> None:
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
+class Freezes(Net):
+    """The first block is trained for 140 steps."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.blocks[0].requires_grad_(self.trainer.global_step < 140)
+
+
 def test_a_model_whose_flags_change_in_mid_cruise_is_right() -> None:
     """Compiled code has guards on them: the step runs eagerly, and as a signature of its own from then on."""
-
-    class Freezes(Net):
-        def on_train_batch_start(self, *_: Any) -> None:
-            self.blocks[0].requires_grad_(self.trainer.global_step < 140)
-
     weights = []
     for callbacks in ([], [hot(dynamic=False)]):
         model = seeded(Freezes)
         fit(model, callbacks, train=loader(8 * 200), max_steps=200)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights)
+
+
+def test_a_step_that_fits_nothing_ends_the_cruise(considered: LongWays) -> None:
+    callback = hot(dynamic=False, scope="step", compile_optimizer=False, max_signatures=1)
+    fit(seeded(Freezes), [callback], train=loader(8 * 200), max_steps=200)
+    before, after = considered.session.watch.tracks
+    assert before.misses <= 1
+    assert abs(after.steps - 60) <= 2
 
 
 def declined(**options: Any) -> Any:
