@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import logging
 import time
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from torch.optim import Optimizer
 from lightning_hotcompile.bench.arm_at_work import Arm, LimitWatch, Part, Steps, failed
 from lightning_hotcompile.bench.laps import LapClock, clock_for
 from lightning_hotcompile.bench.measurement import INVALID, OK, ArmResult, Measurement, Request
+from lightning_hotcompile.bench.step_memory import peak_of_step_mb
 from lightning_hotcompile.bench.workloads import catalogue
 from lightning_hotcompile.bench.workloads.workload import (
     COMPILED,
@@ -24,6 +27,8 @@ from lightning_hotcompile.bench.workloads.workload import (
 )
 from lightning_hotcompile.swap.dynamo import CompiledFn, CompileTimer, compile_isolated
 from lightning_hotcompile.swap.witness import Witness
+
+_log = logging.getLogger(__name__)
 
 LEAST_ROUNDS = 10
 MORE_WARMUP = 5
@@ -61,6 +66,7 @@ def measure(
             _rounds(list(arms.values()), steps, timer, request, now)
             for arm in arms.values():
                 steps.account(arm, limits.heard)
+                _look_at_memory(arm, steps, request.device)
     finally:
         timer.stop()
     return Measurement(
@@ -179,6 +185,16 @@ def _one(arm: Arm, arms: list[Arm], steps: Steps, timer: CompileTimer, device: s
     if on_gpu:
         peak = (torch.cuda.max_memory_allocated() - _state_of_others(arm, arms)) / 2**20
         result.peak_memory_mb = max(peak, result.peak_memory_mb or 0.0)
+
+
+def _look_at_memory(arm: Arm, steps: Steps, device: str) -> None:
+    """One more step, which is not timed; on a GPU the allocator itself knows."""
+    if arm.result.status != OK or device.startswith("cuda"):
+        return
+    try:
+        arm.result.peak_memory_mb = peak_of_step_mb(functools.partial(steps.step, arm))
+    except Exception as error:  # noqa: BLE001  # the times are there all the same
+        _log.warning("peak memory was not measured: %s", error)
 
 
 def _state_of_others(arm: Arm, arms: list[Arm]) -> int:

@@ -67,6 +67,8 @@ class ArmResult:
     parity: str = NOT_MEASURED
     parity_error: float | None = None
     peak_memory_mb: float | None = None
+    """On the CPU of one step on top of what was there before, on a GPU of all that is allocated."""
+
     extra: dict[str, float] = field(default_factory=dict)
     """Further columns."""
 

@@ -22,11 +22,12 @@ machine (probes, precompiled headers) and once in a process (the compiler's impo
 All arms of a row use the same weights and inputs and are run in turns (E C C E), after a warm-up, with the
 device waited for. Times are medians with their interquartile range. The ratio is the median of eager time /
 other time over neighbouring steps, with the 95% interval of the sign test; above 1 the other arm is faster.
-`compile_s` is all compiling, the backward included. Break-even is the number of steps after which a faster
-arm has saved its compile time. The columns for {STEPS} steps add warm-up and {STEPS} median steps. Each
-graph was compared with eager on its first real inputs, forward and gradients. A row whose compiled code did
-not run in each step, that hit the recompile limit, that was compiled again while it was measured, or that
-is not right, is INVALID."""
+`compile_s` is all compiling, the backward included. Peak memory is, on a CPU, what one step held at most on
+top of weights, inputs and optimizer state; on a GPU all that was allocated. Break-even is the number of
+steps after which a faster arm has saved its compile time. The columns for {STEPS} steps add warm-up and
+{STEPS} median steps. Each graph was compared with eager on its first real inputs, forward and gradients. A
+row whose compiled code did not run in each step, that hit the recompile limit, that was compiled again while
+it was measured, or that is not right, is INVALID."""
 
 
 def check_formats(formats: Sequence[str]) -> None:
