@@ -45,6 +45,8 @@ class Cruise:
         """Whether the step of this batch may go the same way; never the first one of an epoch."""
         if not self._left or batch_idx == 0 or dataloader_idx != self._dataloader_idx:
             return False
+        if self.track.failure is not None:
+            return False
         self._left -= 1
         return self._is_like(batch)
 
