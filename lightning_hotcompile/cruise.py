@@ -34,7 +34,6 @@ class Cruise:
     ) -> None:
         self.track = track
         self.lane = lane
-        self.phase = track.phase.value
         self._dataloader_idx = dataloader_idx
         self._is_like = is_like
         self._left = CRUISE
@@ -43,9 +42,8 @@ class Cruise:
 
     def goes_on(self, batch: Any, batch_idx: int, dataloader_idx: int) -> bool:
         """Whether the step of this batch may go the same way; never the first one of an epoch."""
-        if not self._left or batch_idx == 0 or dataloader_idx != self._dataloader_idx:
-            return False
-        if self.track.failure is not None:
+        another = batch_idx == 0 or dataloader_idx != self._dataloader_idx
+        if another or not self._left or self.track.failure is not None:
             return False
         self._left -= 1
         return self._is_like(batch)

@@ -98,7 +98,7 @@ class Session:
         ):
             self._consider_step(start, batch, batch_idx, dataloader_idx)
             return
-        record = StepRecord(phase=cruise.phase, compiled=cruise.lane is not Lane.EAGER)
+        record = StepRecord(phase=cruise.track.phase.value, compiled=cruise.lane is not Lane.EAGER)
         self._current = (cruise.track, record, cruise.lane)
         cruise.under_way = True
         self.flip.open_again(cruise.lane)

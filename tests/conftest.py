@@ -1,10 +1,13 @@
 """Fixtures for all tests."""
 
 import atexit
+import builtins
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -27,3 +30,17 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were not installed."""
+    usual = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="matplotlib")
+        return usual(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "lightning_hotcompile.view.picture", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)

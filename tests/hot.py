@@ -10,6 +10,20 @@ from torch import nn
 from lightning_hotcompile import HotCompile
 from tests.models import weights
 
+ALWAYS_LOGGED = (
+    "phase",
+    "eager_ms",
+    "compiled_ms",
+    "speedup",
+    "compile_s",
+    "stall_s",
+    "saved_s",
+    "recompiles",
+    "graph_breaks",
+    "parity_error",
+)
+"""Scalars of a run that was measured on the CPU, whatever its length."""
+
 
 def hot(**options: Any) -> HotCompile:
     """A callback that flips after three steps and keeps what it compiled, however fast."""

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_hotcompile import HotCompile, Report
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
-from tests.hot import hot
+from tests.hot import ALWAYS_LOGGED, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 pytest.importorskip("tensorboard")
@@ -22,18 +22,6 @@ pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 LOG_EVERY = 5
-ALWAYS = (
-    "phase",
-    "eager_ms",
-    "compiled_ms",
-    "speedup",
-    "compile_s",
-    "stall_s",
-    "saved_s",
-    "recompiles",
-    "graph_breaks",
-    "parity_error",
-)
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ def test_the_run_came_to_rest(run: Run) -> None:
     assert run.report.steps == run.steps == 72
 
 
-@pytest.mark.parametrize("name", ALWAYS)
+@pytest.mark.parametrize("name", ALWAYS_LOGGED)
 def test_the_last_point_is_what_the_report_says(run: Run, name: str) -> None:
     value = expected(run.report)[name]
     assert value is not None
@@ -119,10 +107,10 @@ def test_break_even_is_there_exactly_if_it_is_known(run: Run) -> None:
 
 
 def test_nothing_that_was_not_measured_is_written(run: Run) -> None:
-    known = {*ALWAYS, "step_ms", "break_even_step"}
+    known = {*ALWAYS_LOGGED, "step_ms", "break_even_step"}
     written = {t.removeprefix("hotcompile/") for t in run.tensorboard.Tags()["scalars"] if "hotcompile" in t}
     assert written <= known  # no accelerator here, so no peak_memory_mb
-    assert {*ALWAYS, "step_ms"} <= written
+    assert {*ALWAYS_LOGGED, "step_ms"} <= written
 
 
 def test_both_loggers_hold_the_same_points(run: Run) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,6 @@ from lightning_hotcompile.reporting import timeline_image
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 from tests.view.examples import events, report
-
-
-@pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="matplotlib")
-        return usual(name, *args, **kwargs)
-
-    monkeypatch.delitem(sys.modules, "lightning_hotcompile.view.picture", raising=False)
-    monkeypatch.setattr(builtins, "__import__", without)
 
 
 def logged_images(folder: Path) -> list[Any]:

@@ -147,7 +147,7 @@ def _compiling(arm: ArmResult) -> Record:
 
 
 def shown_memory(record: Mapping[str, Any]) -> str:
-    """Peak memory in words: on a CPU nobody measures it."""
+    """Peak memory in words."""
     peak = record.get("peak_memory_mb")
     return NOT_MEASURED if peak is None else f"{peak:.3g} MB" if peak < 1000 else f"{peak:,.0f} MB"
 

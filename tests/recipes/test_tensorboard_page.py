@@ -22,6 +22,7 @@ from PIL import Image
 
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
 from lightning_hotcompile.view.timeline import PHASE_COLOURS
+from tests.hot import ALWAYS_LOGGED
 from tests.recipes.tensorboard_server import Server, tensorboard
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "train.py"
@@ -30,19 +31,7 @@ SMALL = ("model.d_model=16", "model.n_head=2", "data.block_size=16", "data.batch
 RUN = "."
 """TensorBoard's name of a run whose files lie in the folder itself."""
 
-ALWAYS = {
-    "phase",
-    "step_ms",
-    "eager_ms",
-    "compiled_ms",
-    "speedup",
-    "compile_s",
-    "stall_s",
-    "saved_s",
-    "recompiles",
-    "graph_breaks",
-    "parity_error",
-}
+ALWAYS = {*ALWAYS_LOGGED, "step_ms"}
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -138,16 +135,8 @@ def test_timeline_of_one_and_of_two(run: Path, tmp_path: Path) -> None:
         assert output.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_missing_matplotlib_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="matplotlib")
-        return usual(name, *args, **kwargs)
-
-    monkeypatch.delitem(sys.modules, "lightning_hotcompile.view.picture", raising=False)
-    monkeypatch.setattr(builtins, "__import__", without)
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_missing_matplotlib_is_one_line(run: Path, tmp_path: Path) -> None:
     message = refused("timeline", run, "-o", tmp_path / "x.png")
     assert (
         "a timeline needs matplotlib, which is not installed: pip install 'lightning-hotcompile[recipes]'"
