@@ -188,22 +188,6 @@ class Flip:
         left_out = self.installation.parts.get(without, NO_REGION) if without else NO_REGION
         self.installation.gate.open(lane, left_out)
 
-    def open_again(self, lane: Lane) -> None:
-        """A step begins that is to go as the one before went; nothing is compiled in it."""
-        installation = self.installation
-        self._runs_before = installation.witness.total_runs
-        installation.gate.open(lane)
-
-    def went_again(self, lane: Lane) -> bool:
-        """Such a step ended: whether it went so. If not, :meth:`close` tells more."""
-        installation = self.installation
-        if lane is not Lane.EAGER and installation.witness.total_runs == self._runs_before:
-            return False
-        if installation.is_lost_anywhere or self.has_news:
-            return False
-        installation.gate.close()
-        return True
-
     def close(self) -> tuple[bool, bool]:
         """A step ended: whether compiled code ran in it, wherever there is any; whether any was compiled."""
         self._let_batch_go()

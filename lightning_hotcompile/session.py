@@ -12,12 +12,12 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.cruise import CALM, Cruise, Nap
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.moves import Moves
+from lightning_hotcompile.nap import CALM, LOOKS_AFTER_A_MISS, Nap
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import other_plans
@@ -82,34 +82,18 @@ class Session:
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
-        self._cruise: Cruise | None = None
         self._nap: Nap | None = None
         self._calm = 0
 
     def before_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Decide how the step that is about to run goes, and begin to time it."""
-        if self._nap is not None and self._nap.goes_on(batch_idx):
-            return
-        start, cruise = self._now(), self._cruise
-        if (
-            cruise is None
-            or self._current is not None
-            or not cruise.goes_on(batch, batch_idx, dataloader_idx)
-        ):
-            self._consider_step(start, batch, batch_idx, dataloader_idx)
-            return
-        record = StepRecord(phase=cruise.track.phase.value, compiled=cruise.lane is not Lane.EAGER)
-        self._current = (cruise.track, record, cruise.lane)
-        cruise.under_way = True
-        self.flip.open_again(cruise.lane)
-        self.ledger.own_s += self._now() - start
-        self._clock.start(record)
+        if self._nap is None or not self._nap.goes_on(batch_idx):
+            self._consider_step(batch, batch_idx, dataloader_idx)
 
-    def _consider_step(self, start: float, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """The long way: everything is asked anew, and a phase may change."""
-        self._cruise = None
+    def _consider_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """Everything is asked anew, and a phase may change."""
+        start, installed_s = self._now(), self.ledger.install_s
         self._end_nap()
-        installed_s = self.ledger.install_s
         if self._current is not None:
             self.abandon_step()
         if self._gave_up is not None:
@@ -139,34 +123,31 @@ class Session:
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
         if self.watch.is_one_to_record(track, record) and self.judge.may_pay(track):
             self.watch.begin_recording(record)
-        elif lane is not Lane.COMPILE and self._is_at_rest(track):
-            self._cruise = Cruise(track, lane, dataloader_idx, self.watch.test_for(track))
-        self._calm = self._calm + 1 if self._cruise is not None and lane is Lane.EAGER else 0
+            self._calm = 0
+        else:
+            self._calm = self._calm + 1 if lane is not Lane.COMPILE and self._is_at_rest(track) else 0
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
         self._clock.start(record)
 
     def after_step(self) -> None:
         """End the step: stop the clock, book what ran."""
         if self._current is None:
-            self.steps += self._gave_up is not None or self._nap is not None
             if self._nap is not None:
-                self._nap.steps += 1
+                self._nap.went_on()
+            self.steps += self._gave_up is not None or self._nap is not None
             return
         self._clock.stop()
-        start, cruise = self._now(), self._cruise
+        start = self._now()
         (track, record, lane), self._current = self._current, None
         self.steps += 1
         record.ends_unit = ends_unit(self._trainer, self._stage)
-        if cruise is not None and cruise.under_way and self.flip.went_again(lane):
-            track.ran(lane=lane, compiled=record.compiled, ends_unit=record.ends_unit)
-        else:
-            self._look_back(track, record, lane)
-            if self._cruise is not None and self._calm > CALM:
-                self._cruise, self._nap = None, Nap(track, self._now())
+        self._look_back(track, record, lane)
+        if self._calm > CALM:
+            self._nap = Nap(track, lane, self.flip, self._now())
         self.ledger.own_s += self._now() - start
 
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
-        """The long way: find out what happened in the step."""
+        """Find out what happened in the step."""
         self.watch.end_recording()
         ran, new_graphs = self.flip.close()
         record.stalled |= new_graphs
@@ -176,9 +157,9 @@ class Session:
             lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
         if record.disturbed:
-            self._cruise = None  # a step that fitted nothing may be another one: all is asked anew
+            self._stay_awake()
         if not self._is_at_rest(track):
-            self._cruise = None
+            self._calm = 0
             self.watch.count(track, record)
 
     def _is_at_rest(self, track: Track) -> bool:
@@ -195,7 +176,6 @@ class Session:
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
-        self._cruise = None
         self._end_nap()
         self.watch.end_recording()
         if self._current is not None:
@@ -238,15 +218,23 @@ class Session:
     def _book_nap(self) -> None:
         nap, now = self._nap, self._now()
         if nap is not None and nap.steps:
-            self.ledger.skip(nap.steps, now - nap.since, nap.track.phase.value)
-            nap.track.steps += nap.steps
+            self.ledger.skip(nap.steps, now - nap.since, nap.track.phase.value, compiled=nap.compiled)
+            nap.track.slept(nap.steps, compiled=nap.compiled, missed=nap.missed)
             nap.steps, nap.since = 0, now
 
     def _end_nap(self) -> None:
-        if self._nap is not None:
+        nap = self._nap
+        if nap is not None:
+            nap.end()
             self.book_finished_steps()
             self._nap = None
             self._clock.abandon()  # what went by since the last step that was timed is no waiting
+            if nap.missed:
+                self._stay_awake()
+
+    def _stay_awake(self) -> None:
+        """A step that fitted nothing may be another one."""
+        self._calm = min(self._calm, CALM - LOOKS_AFTER_A_MISS)
 
     @property
     def plan(self) -> CompilePlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -48,7 +47,6 @@ class StepWatch:
         self._unit: list[tuple[Track, StepRecord]] = []
         self._recorder: OpRecorder | None = None
         self._last: Track | None = None
-        self._tested: tuple[Track, Callable[[Any], bool]] | None = None
         self.tracks = TrackBook()
         self.op_graph: OpGraph | None = None
         self.differentiates_twice = False
@@ -64,12 +62,6 @@ class StepWatch:
         if last is None or last.signature != signature:
             self._last = last = self.tracks.of(signature)
         return last
-
-    def test_for(self, track: Track) -> Callable[[Any], bool]:
-        """Whether a batch is as in this track; the model's flags are not looked at."""
-        if self._tested is None or self._tested[0] is not track:
-            self._tested = (track, self._reader.test_for(track.signature))
-        return self._tested[1]
 
     def count(self, track: Track, record: StepRecord) -> None:
         """One step of this signature has ended; at the end of a unit it may have become hot."""

@@ -131,6 +131,14 @@ class Track:
             if self.misses >= _MISSES_BEFORE_RECOMPILING:
                 self._allow_recompile()
 
+    def slept(self, steps: int, *, compiled: bool, missed: bool) -> None:
+        """Book steps of a nap, the last of which may have missed the compiled code."""
+        self.steps += steps
+        if compiled:
+            self.attempts += steps
+            self.compiled_steps += steps - missed
+            self.misses = int(missed)
+
     def _allow_recompile(self) -> None:
         self.misses = 0
         self.recompile_episodes += 1

@@ -31,7 +31,7 @@ ROOM_OF_TOP_MODULE = {
     "callback": "callback",
     "environment": "callback",
     "evaluation_hooks": "callback",
-    "cruise": "callback",
+    "nap": "callback",
     "flip": "callback",
     "judge": "callback",
     "memory": "callback",
@@ -77,6 +77,8 @@ PRIVATE_TORCH = {
         "_HEADER_DIR",
         "_HEADER_LOCK_DIR",
     },
+    # How it finds out which vector instructions a compiler can do.
+    "swap.inductor_probes": {"torch._inductor"},
     # How a module is called, and the attribute that module.compile() sets.
     "swap.installer": {"_call_impl", "_compiled_call_impl"},
     "plan.regions": {"_compiled_call_impl"},

@@ -165,14 +165,15 @@ class Ledger:
         if record.pairs is not None:
             record.pairs.add(record, time.seconds)
 
-    def skip(self, steps: int, seconds: float, phase: str) -> None:
-        """Book eager steps that were not timed, with the time between them in proportion to timed ones."""
-        wait_s = seconds * (self.wait_share or 0.0)
-        total = self._phase(phase)
+    def skip(self, steps: int, seconds: float, phase: str, *, compiled: bool) -> None:
+        """Book steps that were not timed, with the time between them in proportion to timed ones."""
+        wait_s, total = seconds * (self.wait_share or 0.0), self._phase(phase)
         self.steps, total.steps = self.steps + steps, total.steps + steps
-        total.seconds += seconds - wait_s
-        self._in_steps += seconds - wait_s
         self._between += wait_s
+        in_steps = seconds - wait_s
+        self._in_steps += in_steps
+        total.seconds += in_steps
+        self._compiled_seconds += in_steps * compiled
 
     def _phase(self, name: str) -> _PhaseTotal:
         if name not in self._phases:

@@ -16,6 +16,7 @@ from lightning_hotcompile.plan.sharding import holds_sharded
 from lightning_hotcompile.swap.dynamo import CompileTimer, KeepsBuffers, graph_break_count
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
@@ -86,7 +87,9 @@ class Installation:
         self._optimizers = optimizers
         self._breaks_before = graph_break_count()
         self._swapped = [self._swap(region) for region in plan.regions]
-        self._keeps_buffers = KeepsBuffers()
+        self._torch_settings: list[KeepsBuffers | ProbesAsNeeded] = [KeepsBuffers()]
+        if config.backend == "inductor":
+            self._torch_settings.append(ProbesAsNeeded())
         self.in_place = False
 
     def _swap(self, region: Region) -> SwappedRegion:
@@ -121,7 +124,8 @@ class Installation:
     def put(self, captures: Mapping[str, Capture]) -> None:
         """Change the model and warm up what was captured. A region that fails stays eager."""
         self.in_place = True
-        self._keeps_buffers.__enter__()
+        for setting in self._torch_settings:
+            setting.__enter__()
         self.timer.start()
         self._islands.put()
         for swapped in self._swapped:
@@ -204,7 +208,8 @@ class Installation:
         self._islands.take_out()
         self.timer.stop()
         if self.in_place:
-            self._keeps_buffers.__exit__()
+            for setting in self._torch_settings:
+                setting.__exit__()
         self.in_place = False
 
     def proofs(self) -> list[Proof]:

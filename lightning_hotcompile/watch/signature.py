@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_hotcompile.watch.family import Families
-from lightning_hotcompile.watch.structure import FamilyShape, Member, describe, matcher
+from lightning_hotcompile.watch.structure import FamilyShape, Member, describe
 
 _TRAINING = attrgetter("training")
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -101,22 +100,6 @@ class SignatureReader:
             fp8=fp8,
             optimizer=optimizer,
         )
-
-    def is_like(self, signature: StepSignature, batch: Any) -> bool:
-        """Whether the batch is as in ``signature``; the model's flags are not looked at.
-
-        A fraction of the cost of :meth:`read`, for steps in which compiled code has guards on the rest.
-        """
-        found: list[Hashable] = []
-        structure = self.families.described(describe(batch, found))
-        return (
-            structure == signature.batch and self._stable_values(structure, tuple(found)) == signature.values
-        )
-
-    def test_for(self, signature: StepSignature) -> Callable[[Any], bool]:
-        """What :meth:`is_like` says of batches, as one function that is the quickest there is."""
-        quick = matcher(signature.batch) if not signature.values else None
-        return quick or functools.partial(self.is_like, signature)
 
     def _stable_values(self, structure: Hashable, values: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
         if not values:

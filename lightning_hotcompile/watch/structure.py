@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -65,43 +65,6 @@ def is_strided(described: Any) -> bool:
         and isinstance(described[1], (torch.Size, FamilyShape))
         and (isinstance(described[5], tuple) or described[5] == "contiguous")
     )
-
-
-def matcher(described: Any) -> Callable[[Any], bool] | None:
-    """A quick test of whether a batch is described so, for a list or tuple of ordinary tensors.
-
-    ``None`` for anything else, which has to be described to be compared.
-    """
-    if not (isinstance(described, tuple) and described[0] in _SEQUENCES):
-        return None
-    if not all(is_strided(item) and item[5] == "contiguous" for item in described[1:]):
-        return None
-    if any(isinstance(item[1], FamilyShape) for item in described[1:]):
-        return None
-    kind: Any = _SEQUENCES[described[0]]
-    facts: list[tuple[Any, ...]] = [item[1:5] for item in described[1:]]
-
-    def matches(batch: Any) -> bool:
-        if type(batch) is not kind or len(batch) != len(facts):
-            return False
-        for tensor, (shape, dtype, device, requires_grad) in zip(batch, facts, strict=True):
-            if (
-                type(tensor) is not Tensor
-                or tensor.is_nested
-                or tensor.layout is not torch.strided
-                or tensor.shape != shape
-                or tensor.dtype is not dtype
-                or tensor.device != device
-                or tensor.requires_grad is not requires_grad
-                or not tensor.is_contiguous()
-            ):
-                return False
-        return True
-
-    return matches
-
-
-_SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
 
 
 def shapes_in(described: Any, path: str = "batch") -> Iterator[tuple[str, tuple[Any, ...]]]:

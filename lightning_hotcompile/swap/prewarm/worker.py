@@ -15,6 +15,7 @@ import torch
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
+from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
 
@@ -53,13 +54,17 @@ def main(folder: Path) -> None:
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
-    for line in sys.stdin:
-        name = line.strip()
-        kind, _, rest = name.partition("-")
-        if kind == "toolchain":
-            report(folder, name, functools.partial(warm_toolchain, rest.removeprefix("on-")))
-        else:
-            report(folder, name, lambda kind=kind, name=name: _COMPILE[kind]((folder / name).read_bytes()))  # type: ignore[misc]
+    with ProbesAsNeeded():
+        for line in sys.stdin:
+            report(folder, line.strip(), work_named(folder, line.strip()))
+
+
+def work_named(folder: Path, name: str) -> Callable[[], None]:
+    """What a line of the standard input asks for."""
+    kind, _, rest = name.partition("-")
+    if kind == "toolchain":
+        return functools.partial(warm_toolchain, rest.removeprefix("on-"))
+    return lambda: _COMPILE[kind]((folder / name).read_bytes())
 
 
 if __name__ == "__main__":

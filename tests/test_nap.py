@@ -1,4 +1,4 @@
-"""Steps at rest go a short way: it must end where something is different, and lose nothing."""
+"""Steps at rest are slept through: a nap must end where something is different, and lose nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_hotcompile.cruise import CRUISE, NAP
+from lightning_hotcompile.nap import CALM, LOOKS_AFTER_A_MISS, NAP
 from lightning_hotcompile.session import Session
 from tests.hot import hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 
-class LongWays(list[int]):
-    """The steps that went the long way, and their session."""
+class Looks(list[int]):
+    """The steps that were looked at, and their session."""
 
     session: Session
 
 
 @pytest.fixture
-def considered(monkeypatch: pytest.MonkeyPatch) -> LongWays:
+def considered(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """What is considered in the trainings of a test."""
-    steps = LongWays()
+    steps = Looks()
     original = Session._consider_step
 
     def consider(session: Session, *args: Any) -> None:
@@ -56,35 +56,39 @@ def train(sizes: list[int], callbacks: list[pl.Callback], **options: Any) -> pl.
     return trainer
 
 
-def test_most_steps_at_rest_go_the_short_way(considered: LongWays) -> None:
-    callback = hot()
-    train([8] * 300, [callback])
+def steady_since(callback: Any) -> int:
+    """The step at which a callback began to be steady."""
     assert callback.report.phase == "steady"
-    settled = next(e["step"] for e in callback.report.events if e.get("phase") == "steady")
-    after = [step for step in considered if step > settled]
-    assert 1 <= len(after) <= 2 + (300 - settled) // (CRUISE + 1)
+    step: int = next(e["step"] for e in callback.report.events if e.get("phase") == "steady")
+    return step
 
 
-def test_no_step_is_lost_in_the_books(considered: LongWays) -> None:
+def test_most_steps_at_rest_are_slept_through(considered: Looks) -> None:
     callback = hot()
-    train([8] * 300, [callback])
+    train([8] * 500, [callback])
+    awake = [step for step in considered if step > steady_since(callback) + CALM]
+    assert 1 <= len(awake) <= 3 + 500 // (NAP + 1)
+
+
+def test_no_step_is_lost_in_the_books(considered: Looks) -> None:
+    callback = hot()
+    train([8] * 400, [callback])
     report = callback.report
-    assert report.steps == 300
-    assert sum(phase.steps for phase in report.phases) == 300
-    assert len(considered) < 200
+    assert report.steps == 400
+    assert sum(phase.steps for phase in report.phases) == 400
+    assert len(considered) < 250
 
 
-def test_each_step_since_the_comparison_is_counted_as_compiled(considered: LongWays) -> None:
+def test_each_step_since_the_comparison_is_counted_as_compiled(considered: Looks) -> None:
     callback = hot(scope="step", compile_optimizer=False)
-    train([8] * 200, [callback])
+    train([8] * 300, [callback])
     (track,) = considered.session.watch.tracks
-    settled = next(e["step"] for e in callback.report.events if e.get("phase") == "steady")
-    assert track.steps == 200
-    assert track.compiled_steps >= 200 - settled
+    assert track.steps == 300
+    assert track.compiled_steps >= 300 - steady_since(callback)
     assert track.misses == 0
 
 
-def test_a_report_in_mid_cruise_is_up_to_date() -> None:
+def test_a_report_in_a_compiled_nap_is_up_to_date() -> None:
     seen: list[tuple[int, int]] = []
 
     class Reads(pl.Callback):
@@ -93,68 +97,86 @@ def test_a_report_in_mid_cruise_is_up_to_date() -> None:
             seen.append((report.steps, sum(phase.steps for phase in report.phases)))
 
     callback = hot()
-    train([8] * 150, [callback, Reads()])
-    assert seen == [(n, n) for n in range(1, 151)]
+    train([8] * 300, [callback, Reads()])
+    assert seen == [(n, n) for n in range(1, 301)]
 
 
-def test_an_odd_batch_in_mid_cruise_is_a_signature_of_its_own(considered: LongWays) -> None:
-    sizes = [8] * 150
-    sizes[137] = sizes[141] = 5
-    callback = hot(dynamic=False)
+def test_an_odd_batch_in_a_nap_runs_eagerly_and_ends_it(considered: Looks) -> None:
+    sizes = [8] * 320
+    sizes[237] = sizes[239] = 5
+    callback = hot(dynamic=False, scope="step", compile_optimizer=False)
     train(sizes, [callback])
-    assert callback.report.phase == "steady"
+    assert steady_since(callback) + CALM < 237
     assert callback.report.recompiles == 0
-    assert {track.steps: track.compiled_steps > 0 for track in considered.session.watch.tracks} == {
-        148: True,
-        2: False,
-    }
+    steps = {track.steps: track.compiled_steps > 0 for track in considered.session.watch.tracks}
+    assert steps == {319: True, 1: False}  # the second one was looked at
+    assert set(range(238, 238 + LOOKS_AFTER_A_MISS)) <= set(considered)
 
 
-def test_another_signature_after_a_declined_one_becomes_hot() -> None:
+def test_code_that_fits_no_longer_is_compiled_again_after_a_few_steps(considered: Looks) -> None:
+    class Changes(Net):
+        factor = 1.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * self.factor
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.factor = 1.0 if self.trainer.global_step < 240 else 0.5
+
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(seeded(Changes), [callback], train=loader(8 * 400), max_steps=400)
+    (track,) = considered.session.watch.tracks
+    assert callback.report.recompiles == 1
+    assert 400 - track.compiled_steps <= steady_since(callback) + 8
+
+
+def test_another_signature_after_a_steady_one_becomes_hot() -> None:
     callback = hot(dynamic=False, max_signatures=4)
-    train([8] * 100 + [12] * 60, [callback])
+    train([8] * 300 + [12] * 90, [callback])
     detected = [e for e in callback.report.events if e["kind"] == "detected"]
     assert len(detected) == 2
-    assert detected[1]["step"] <= 100 + callback.config.threshold + 1
+    assert detected[1]["step"] <= 300 + NAP + callback.config.threshold + 1
 
 
-def test_an_exception_in_mid_cruise_leaves_the_model_as_it_was() -> None:
+def test_an_exception_in_a_compiled_nap_leaves_the_model_as_it_was(considered: Looks) -> None:
     class Raises(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return super().training_step(batch, batch_idx)
 
         def on_before_zero_grad(self, *_: Any) -> None:
-            if self.trainer.global_step == 140:
+            if self.trainer.global_step == 250:
                 raise KeyError("mine")
 
     callback, model = hot(), seeded(Raises)
     with pytest.raises(KeyError, match="mine"):
-        fit(model, [callback], train=loader(8 * 200), max_steps=200)
-    assert callback.report.phase == "steady"
+        fit(model, [callback], train=loader(8 * 300), max_steps=300)
+    assert considered.session._nap is None
+    assert considered[-1] < 250 > steady_since(callback) + CALM
+    assert 250 <= sum(phase.steps for phase in callback.report.phases) == callback.report.steps
     assert "training_step" not in vars(model)
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 class Freezes(Net):
-    """The first block is trained for 140 steps."""
+    """The first block is trained for 240 steps."""
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self.blocks[0].requires_grad_(self.trainer.global_step < 140)
+        self.blocks[0].requires_grad_(self.trainer.global_step < 240)
 
 
-def test_a_model_whose_flags_change_in_mid_cruise_is_right() -> None:
+def test_a_model_whose_flags_change_in_a_nap_is_right() -> None:
     """Compiled code has guards on them: the step runs eagerly, and as a signature of its own from then on."""
     weights = []
     for callbacks in ([], [hot(dynamic=False)]):
         model = seeded(Freezes)
-        fit(model, callbacks, train=loader(8 * 200), max_steps=200)
+        fit(model, callbacks, train=loader(8 * 300), max_steps=300)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights)
 
 
-def test_a_step_that_fits_nothing_ends_the_cruise(considered: LongWays) -> None:
+def test_a_step_that_fits_nothing_ends_a_nap(considered: Looks) -> None:
     callback = hot(dynamic=False, scope="step", compile_optimizer=False, max_signatures=1)
-    fit(seeded(Freezes), [callback], train=loader(8 * 200), max_steps=200)
+    fit(seeded(Freezes), [callback], train=loader(8 * 300), max_steps=300)
     before, after = considered.session.watch.tracks
     assert before.misses <= 1
     assert abs(after.steps - 60) <= 2
@@ -165,7 +187,7 @@ def declined(**options: Any) -> Any:
     return hot(**{"cost_gate": True, "backend": "inductor", "store": None, **options})
 
 
-def test_steps_that_stay_eager_are_slept_through_and_counted(considered: LongWays) -> None:
+def test_steps_that_stay_eager_are_slept_through_and_counted(considered: Looks) -> None:
     callback = declined()
     train([8] * 700, [callback])
     report = callback.report
@@ -190,7 +212,7 @@ def test_a_report_in_a_nap_is_up_to_date() -> None:
     assert seen == [(n, n) for n in range(1, 401)]
 
 
-def test_another_signature_ends_the_naps(considered: LongWays) -> None:
+def test_another_signature_ends_the_naps(considered: Looks) -> None:
     callback = declined(dynamic=False)
     train([8] * 400 + [12] * 200, [callback])
     detected = [e["step"] for e in callback.report.events if e["kind"] == "detected"]
@@ -199,7 +221,7 @@ def test_another_signature_ends_the_naps(considered: LongWays) -> None:
     assert callback.report.steps == 600
 
 
-def test_batches_in_turns_are_all_met(considered: LongWays) -> None:
+def test_batches_in_turns_are_all_met(considered: Looks) -> None:
     callback = declined(dynamic=False, threshold=3)
     train([8] * 300 + [8, 12] * 200, [callback])
     assert len(list(considered.session.watch.tracks)) == 2

@@ -1,0 +1,70 @@
+"""Steps at rest are slept through: nothing can change, so one in many is looked at."""
+
+from __future__ import annotations
+
+from lightning_hotcompile.flip import Flip
+from lightning_hotcompile.swap.gate import Lane
+from lightning_hotcompile.tracks import Track
+
+CALM = 32
+"""After so many looks at steps at rest, one after the other, naps begin: whatever comes once in as many
+steps was met before."""
+
+LOOKS_AFTER_A_MISS = 4
+"""Looks before the next nap, once a step has not fitted the compiled code."""
+
+NAP = 62
+"""Steps of a nap. With the look after it an odd number, so that batches in turns are all met."""
+
+
+class Nap:
+    """Steps that go as the one before, and are neither read nor timed.
+
+    Compiled code has guards on all that it was made for, the batch included: what does not fit runs eagerly,
+    nothing is compiled, and the nap is over.
+
+    Args:
+        track: where the steps belong, as far as it is known.
+        lane: which way they go.
+        flip: what is in place.
+        since: when the nap began, in seconds.
+    """
+
+    def __init__(self, track: Track, lane: Lane, flip: Flip, since: float) -> None:
+        self.track = track
+        self.since = since
+        self.compiled = lane is not Lane.EAGER
+        self.steps = 0
+        """That have ended since they were booked last."""
+
+        self.missed = False
+        """Whether one of them has not fitted."""
+
+        self._lane = lane
+        self._gate = flip.installation.gate
+        self._witness = flip.installation.witness
+        self._runs = self._witness.total_runs
+        self._left = NAP
+
+    def goes_on(self, batch_idx: int) -> bool:
+        """Whether the step that begins is slept through; never the first one of an epoch."""
+        if not self._left or batch_idx == 0:
+            return False
+        self._left -= 1
+        if self.compiled:
+            self._gate.open(self._lane)
+        return True
+
+    def went_on(self) -> None:
+        """Such a step ended."""
+        self.steps += 1
+        if self.compiled:
+            self._gate.close()
+            runs = self._witness.total_runs
+            if runs == self._runs:
+                self.missed, self._left = True, 0
+            self._runs = runs
+
+    def end(self) -> None:
+        """Be it in mid-step."""
+        self._gate.close()
