@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from lightning.pytorch import Trainer
@@ -10,14 +11,14 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.memory import Memory
-from lightning_hotcompile.plan.forecast import Decision, forecast, worth_one_more
+from lightning_hotcompile.plan.forecast import Decision, Expectation, forecast, worth_one_more
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.stages import TRAIN, remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.installation import OPTIMIZER
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, why_not
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, lost_share, why_not
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.trainer_facts import device_type
 
@@ -77,10 +78,12 @@ class Judge:
         undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
         hot = hot and not (undecided and self._flip.batch.is_one_to_wait_after())
         look, pairs = self._is_time_to_look(track), track.interleaved
+        decision = self._decide(track) if hot and undecided else None
+        prewarms = track.phase is Phase.PREWARMING or (decision is not None and decision.go)
         return Facts(
             hot=hot,
-            decision=self._decide(track) if hot and undecided else None,
-            prewarm=self._prewarm(track) if hot or track.phase is Phase.PREWARMING else "off",
+            decision=decision,
+            prewarm=self._prewarm(track) if prewarms else "off",
             needs_capture=self._config.threshold > 0 and not self._flip.in_place and self._flip.needs_capture,
             installed=self._flip.in_place,
             compiled_steps=track.compiled_steps,
@@ -98,7 +101,7 @@ class Judge:
             return "off"
         if self._flip.prewarm is not None:
             return "over" if self._flip.prewarm.is_over() else "running"
-        return "off" if self.why_no_prewarm() else "wanted"
+        return "off" if self.why_no_prewarm() or self._memory.has_code_of(track.signature) else "wanted"
 
     def may_pay(self, track: Track) -> bool:
         """Whether compiling could pay if it gained very much: else no step is recorded, which takes time."""
@@ -106,8 +109,7 @@ class Judge:
         if not self._config.cost_gate or step_s is None:
             return True
         left = remaining_batches(self._trainer, self._stage, step_s)
-        plan = self._flip.installation.plan
-        return left is None or left * step_s > self._memory.expectation(plan, known, step_s).compile_s
+        return left is None or left * step_s > self._expectation(known, step_s).cost_s
 
     @property
     def _on_cpu(self) -> bool:
@@ -141,8 +143,18 @@ class Judge:
             return "threshold=0 compiles before the first step"
         if self._trainer.world_size > 1:
             return "several ranks compile together"
-        around = Surroundings.here(accelerator=device_type(self._trainer.lightning_module) != "cpu")
-        return why_not(self._config.prewarm, self._config.backend, around)
+        return why_not(self._config.prewarm, self._config.backend, self._surroundings())
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings.here(accelerator=not self._on_cpu)
+
+    def _expectation(self, known: Profile | None, step_s: float | None) -> Expectation:
+        """What the plan costs and gains, compiled in the way that it would be."""
+        plan = self._flip.installation.plan
+        found = self._memory.expectation(plan, known, step_s if self._on_cpu else None)
+        if known is not None or self.why_no_prewarm():
+            return found
+        return replace(found, lost_share=lost_share(self._surroundings()))
 
     def _is_time_to_look(self, track: Track) -> bool:
         """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""
@@ -192,14 +204,14 @@ class Judge:
     def _forecast(self, track: Track) -> Decision:
         if not self._config.cost_gate:
             return Decision(go=True, reason="cost_gate=False: compiled without a forecast")
-        step_s, plan = self._ledger.eager_step_s, self._flip.installation.plan
+        step_s = self._ledger.eager_step_s
         known = self._memory.of(track.signature)
         if known is not None and known.verdict == "bad":
             return Decision(go=False, reason=f"an earlier run ({known.when[:10]}) found: {known.reason}")
         return forecast(
             remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,
-            expected=self._memory.expectation(plan, known, step_s if self._on_cpu else None),
+            expected=self._expectation(known, step_s),
             spent_s=self._ledger.spent_s,
         )
 

@@ -20,6 +20,7 @@ from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.profiles import Profile, utc_now
 from lightning_hotcompile.store.samples import CompileSample
 from lightning_hotcompile.store.store import Store, open_store
+from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.watch.signature import StepSignature
 
 
@@ -89,6 +90,17 @@ class Memory:
             key = self._store.key(plan=self._key, signature=signature.digest)
             self._known[signature] = self._store.find(key)
         return self._known[signature]
+
+    def has_code_of(self, signature: StepSignature) -> bool:
+        """Whether an earlier run has compiled for this signature and the compiler's cache is not empty.
+
+        The cache lies beside the profile, and who finds one finds the other, unless it was cleared.
+        """
+        known = self.of(signature)
+        if known is None or known.verdict == "bad":
+            return False
+        self.begin_compiling()
+        return inductor_paths.holds_graphs()
 
     def eager_parts(self, signature: StepSignature, scope: str) -> tuple[str, ...]:
         """Parts of a plan of this scope without which an earlier run was faster."""

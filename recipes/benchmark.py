@@ -4,7 +4,7 @@ python recipes/benchmark.py suite=regret [quick=true] [case=NAME] [threads=N] [o
 python recipes/benchmark.py suite=all [device=cuda] [size=full] [format=[csv,png]]
 
 Suites: hotpath, mlp, patterns, attention, transformer, rope, surgical, detector, all of these (all),
-and about the callback itself regret and scopes.
+and about the callback itself regret, steady and scopes.
 
 The same output_dir again goes on where an earlier call has stopped.
 """
@@ -30,8 +30,9 @@ def command() -> str:
 
 def benchmark(config: DictConfig) -> None:
     """Run the suite that ``config`` chooses."""
-    if config.device != "cpu" and HydraConfig.get().runtime.choices["suite"] in ("regret", "scopes"):
-        raise ConfigError(f"device={config.device!r} is not for regret and scopes, which measure on the CPU.")
+    name = HydraConfig.get().runtime.choices["suite"]
+    if config.device != "cpu" and name in ("regret", "steady", "scopes"):
+        raise ConfigError(f"device={config.device!r} is not for {name}, which measures on the CPU.")
     case = OmegaConf.to_object(config.case) if OmegaConf.is_config(config.case) else config.case
     suite = instantiate(config.suite).chosen(case, config.quick)
     folder = Path(config.output_dir)

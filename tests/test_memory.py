@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile
+from lightning_hotcompile import HotCompile, flip, judge
 from lightning_hotcompile.plan import forecast
 from lightning_hotcompile.store.store import Store
+from lightning_hotcompile.swap import inductor_paths
+from lightning_hotcompile.swap.prewarm import choice
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
 
@@ -65,6 +68,44 @@ def _forget_costs(folder: Path) -> None:
             known, compile_s=1e-6, warm_compile_s=1e-6, speedup=2.0, speedup_low=1.9, speedup_high=2.1
         )
         path.write_bytes(cheap.to_bytes())
+
+
+class NoChild:
+    """Stands in for a child process that nobody should start."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("a child process was started")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=6)
+    _forget_costs(tmp_path / "s")
+    asked: list[str] = []
+    monkeypatch.setattr(judge, "why_not", lambda *_: None)
+    monkeypatch.setattr(flip, "PrewarmRun", NoChild)
+    monkeypatch.setattr(inductor_paths, "holds_graphs", lambda: asked.append("graphs") or is_there)
+    again = learning(tmp_path / "s", scope="step")
+    with nullcontext() if is_there else pytest.raises(AssertionError, match="a child process was started"):
+        fit(seeded(Net), [again], max_epochs=6)
+    assert asked == ["graphs"]
+    assert flipped_at(again) == (1 if is_there else None)
+
+
+def test_a_child_process_that_is_to_compile_is_in_the_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = choice.Surroundings(
+        posix=True, cores=2, training_threads=1, accelerator=False, free_memory=None, local_rank=0
+    )
+    monkeypatch.setattr(forecast, "BASE_COMPILE_S", 40.0)
+    monkeypatch.setattr(judge.Surroundings, "here", lambda **_: around)
+    callback = learning(tmp_path / "s", backend="inductor", scope="step", prewarm="auto", cost_gate=True)
+    fit(seeded(Net), [callback], max_epochs=1, limit_train_batches=8)
+    assert callback.report.phase == "declined"
+    assert "costs about 6 s" in callback.report.reason  # 15% of 40 s: there is a spare core
 
 
 def test_a_plan_that_was_too_slow_is_declined_at_once_in_the_next_run(tmp_path: Path) -> None:

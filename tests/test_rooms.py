@@ -79,6 +79,8 @@ PRIVATE_TORCH = {
     },
     # How it finds out which vector instructions a compiler can do.
     "swap.inductor_probes": {"torch._inductor"},
+    # What the callback sets while its code is in place, and code by hand has not.
+    "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.
     "swap.installer": {"_call_impl", "_compiled_call_impl"},
     "plan.regions": {"_compiled_call_impl"},

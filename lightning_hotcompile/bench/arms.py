@@ -37,9 +37,14 @@ def blocks(case: Case, options: dict[str, Any]) -> Prepared:
     On a class of torch's own (``nn.Sequential``) it does nothing, as for everybody who does this.
     """
     model = case.model()
+    compile_blocks(model)
+    return model, []
+
+
+def compile_blocks(model: LightningModule) -> None:
+    """``.compile()`` on each of :func:`block_names`."""
     for name in block_names(model):
         model.get_submodule(name).compile()
-    return model, []
 
 
 def block_names(model: LightningModule) -> list[str]:
@@ -60,6 +65,16 @@ def block_names(model: LightningModule) -> list[str]:
 def step(case: Case, options: dict[str, Any]) -> Prepared:
     """``training_step`` by ``torch.compile``, its log calls made afterwards."""
     model = case.model()
+    compile_step(model)
+    return model, []
+
+
+def compile_step(model: LightningModule) -> None:
+    """Replace ``training_step``.
+
+    Raises:
+        NotImplementedError: the model steps its optimizers by hand.
+    """
     if not model.automatic_optimization:
         raise NotImplementedError("manual optimization: training_step holds the optimizers' steps")
     original, methods = type(model).training_step, stand_ins(model)
@@ -72,7 +87,6 @@ def step(case: Case, options: dict[str, Any]) -> Prepared:
             return body(module, batch)
 
     model.training_step = types.MethodType(training_step, model)  # type: ignore[method-assign]
-    return model, []
 
 
 class CompiledOptimizer(Callback):
@@ -80,13 +94,18 @@ class CompiledOptimizer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace ``step`` on each optimizer."""
-        for optimizer in trainer.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = torch.tensor(float(group["lr"]))  # a new float would mean a recompile
-            _compile_step(optimizer)
+        compile_optimizers(trainer)
 
 
-def _compile_step(optimizer: torch.optim.Optimizer) -> None:
+def compile_optimizers(trainer: Trainer) -> None:
+    """Replace ``step`` on each optimizer."""
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]))  # a new float would mean a recompile
+        _compile_optimizer(optimizer)
+
+
+def _compile_optimizer(optimizer: torch.optim.Optimizer) -> None:
     body = torch.compile(optimizer.step)
 
     def optimizer_step(closure: Callable[[], Any] | None = None) -> Any:
@@ -122,3 +141,18 @@ ARMS: dict[str, Callable[[Case, dict[str, Any]], Prepared]] = {
     HOTCOMPILE: hotcompile,
 }
 """All arms, by name."""
+
+
+def _step_and_optimizers(trainer: Trainer) -> None:
+    compile_step(trainer.lightning_module)
+    compile_optimizers(trainer)
+
+
+IN_PLACE: dict[str, Callable[[Trainer], None]] = {
+    EAGER: lambda trainer: None,
+    "model": lambda trainer: trainer.lightning_module.compile(),
+    "blocks": lambda trainer: compile_blocks(trainer.lightning_module),
+    "step": lambda trainer: compile_step(trainer.lightning_module),
+    "step+optimizer": _step_and_optimizers,
+}
+"""The same ways, put in place while a model trains."""

@@ -15,13 +15,13 @@ GAIN_OF_ONE_MORE = 1.05
 CHEAP = 0.01
 """Share of the time that is left which may be spent to find out, whatever the expected gain."""
 
-BASE_COMPILE_S = 11.0
+BASE_COMPILE_S = 9.0
 """Seconds until the first graph is compiled, the toolchain's own start included (2 CPU cores, cold)."""
 
-SECONDS_PER_REGION = {"step": 16.0, "group": 5.0, "module": 5.0, "function": 3.0, "optimizer": 1.0}
+SECONDS_PER_REGION = {"step": 7.0, "group": 4.5, "module": 3.5, "function": 3.0, "optimizer": 0.5}
 """Seconds for each further region, forward and backward (suite ``scopes``, 2 CPU cores, cold)."""
 
-SECONDS_PER_TENSOR = 0.2
+SECONDS_PER_TENSOR = 0.45
 """Seconds for each tensor that a compiled optimizer steps (the same)."""
 
 WARM_SHARE = 0.15
@@ -44,12 +44,25 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What compiling costs in seconds, and what it gains as eager time / compiled time."""
+    """What compiling takes in seconds, and what it gains as eager time / compiled time."""
 
     compile_s: float
     speedup: float
     measured: bool = False
     """Whether an earlier run has measured the gain."""
+
+    lost_share: float = 1.0
+    """Share of the compile time that the run loses: all of it, or less where a child process compiles."""
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds by which compiling makes the run longer."""
+        return self.lost_share * self.compile_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds of eager steps before anything is gained: those in which a child process compiles."""
+        return self.compile_s if self.lost_share < 1 else 0.0
 
 
 def expected_compile_s(regions: Sequence[Region], history: Sequence[tuple[float, float]] = ()) -> float:
@@ -98,12 +111,13 @@ def forecast(
         expected: cost and gain.
         spent_s: seconds that this run has spent in steps so far.
     """
-    cost = expected.compile_s
+    cost = expected.cost_s
     if step_s is None:
         return Decision(go=True, reason="no step was measured yet: threshold=0 compiles at once")
     if remaining_steps is None:
         return _of_unknown_length(step_s, spent_s, cost)
-    saving = remaining_steps * step_s * (1 - 1 / expected.speedup)
+    faster_s = max(0.0, remaining_steps * step_s - expected.wait_s)
+    saving = faster_s * (1 - 1 / expected.speedup)
     gain = f"{'the measured' if expected.measured else 'an assumed'} speed-up of {expected.speedup:.2f}x"
     saves = f"saves about {saving:.1f} s" if saving >= 0.05 else "saves nothing"
     facts = (

@@ -16,6 +16,7 @@ from typing import Any
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 TRITON_FOLDER = "TRITON_CACHE_DIR"
 HEADERS = "precompiled_headers"
+GRAPHS = "fxgraph"
 
 
 def _codecache() -> Any:
@@ -35,6 +36,12 @@ def default_folder() -> str:
 def folder_in_use() -> str:
     """The folder that Inductor reads and writes now."""
     return os.environ.get(FOLDER) or default_folder()
+
+
+def holds_graphs() -> bool:
+    """Whether there is any compiled graph in that folder."""
+    graphs = Path(folder_in_use(), GRAPHS)
+    return graphs.is_dir() and any(graphs.iterdir())
 
 
 def headers_in_use() -> str | None:

@@ -29,7 +29,7 @@ class FakeRunner:
         self.failing = failing
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, case: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    def __call__(self, case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         assert not list(folder.iterdir())
         self.calls.append((case, dict(options)))
         if case == self.failing:

@@ -77,6 +77,17 @@ def test_it_goes_exactly_when_the_saving_exceeds_the_cost_or_the_cost_is_next_to
     assert decision.go == (decision.expected_saving_s > 20.0 or cheap)
 
 
+def test_a_child_process_makes_it_cheaper_but_the_gain_comes_later() -> None:
+    inline = Expectation(compile_s=20.0, speedup=1.5)
+    ahead = Expectation(compile_s=20.0, speedup=1.5, lost_share=0.25)
+    assert (inline.cost_s, inline.wait_s) == (20.0, 0.0)
+    assert (ahead.cost_s, ahead.wait_s) == (5.0, 20.0)
+    found = [forecast(remaining_steps=n, step_s=0.1, expected=ahead) for n in (100, 200, 340, 360)]
+    assert [f.expected_saving_s for f in found] == pytest.approx([0.0, 0.0, 14 / 3, 16 / 3])
+    assert [f.go for f in found] == [False, False, False, True]
+    assert not forecast(remaining_steps=360, step_s=0.1, expected=inline).go
+
+
 def test_even_is_not_enough() -> None:
     assert not forecast(remaining_steps=100, step_s=1.0, expected=expect(50.0, 2.0)).go
 

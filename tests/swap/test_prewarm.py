@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap.dynamo import compile_isolated
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, free_memory, threads_meanwhile, why_not
+from lightning_hotcompile.swap.prewarm.choice import (
+    SLOWED_SHARE,
+    TRACED_SHARE,
+    Surroundings,
+    free_memory,
+    lost_share,
+    threads_meanwhile,
+    why_not,
+)
 from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, TensorSpec, pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
@@ -366,6 +374,12 @@ def test_when_a_child_is_worth_it(prewarm: Any, backend: Any, changes: Any, reas
 )
 def test_training_gives_up_a_thread_where_no_core_is_spare(changes: Any, threads: int | None) -> None:
     assert threads_meanwhile(around(**changes)) == threads
+
+
+def test_a_run_loses_less_with_a_spare_core() -> None:
+    assert lost_share(around(cores=4, training_threads=2)) == TRACED_SHARE
+    assert lost_share(around(accelerator=True, cores=2, training_threads=2)) == TRACED_SHARE
+    assert lost_share(around(cores=2, training_threads=2)) == TRACED_SHARE + SLOWED_SHARE < 1
 
 
 @pytest.fixture

@@ -1,0 +1,145 @@
+"""A suite with a row for each case and each way to run it, each measured in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+from rich.console import Console
+
+from lightning_hotcompile.bench import provenance
+from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.runs import RunFailed, run_in_process
+from lightning_hotcompile.errors import ConfigError, near_names
+
+Runner = Callable[[str, str, Mapping[str, Any], Path], dict[str, Any]]
+"""Measures a case in one way, with options of the callback and an empty folder for compiled code."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseSuite(ABC):
+    """Measures cases.
+
+    Raises:
+        ConfigError: an unknown case.
+    """
+
+    cases: Sequence[str]
+    quick_cases: Sequence[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the callback for all rows."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.cases, *self.quick_cases):
+            if name not in CASES:
+                raise ConfigError(
+                    f"cases: {name!r} is unknown: use {', '.join(CASES)}{near_names(str(name), CASES)}."
+                )
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the suite and of its files."""
+
+    @property
+    @abstractmethod
+    def ways(self) -> Mapping[str, Mapping[str, Any]]:
+        """Options of the callback for each way to run a case, by the name that its row has as ``plan``."""
+
+    @abstractmethod
+    def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
+        """The module that measures a row, and what it is told beside threads and options."""
+
+    @abstractmethod
+    def line(self, row: Row) -> str:
+        """A row for the console."""
+
+    @abstractmethod
+    def page(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
+        """All rows as Markdown."""
+
+    def files(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, str]:
+        """Contents of the files beside the JSON, by name."""
+        return {
+            f"{self.name}.csv": self.frame(rows).to_csv(index=False),
+            f"{self.name}.md": self.page(rows, facts),
+        }
+
+    def frame(self, rows: Sequence[Row]) -> pd.DataFrame:
+        """All rows, flat."""
+        return pd.DataFrame(rows)
+
+    def chosen(self, case: str | Sequence[str] | None, quick: bool) -> CaseSuite:
+        """The suite with what was asked for: one case, several, ``all``, or None for the suite's own."""
+        names = [case] if isinstance(case, str) else case
+        names = list(CASES) if names == ["all"] else names
+        chosen = list(names or (self.quick_cases if quick else self.cases))
+        return type(self)(**{**vars(self), "cases": chosen})
+
+    def run(
+        self,
+        folder: Path,
+        *,
+        threads: int = 0,
+        command: str = "",
+        runner: Runner | None = None,
+        console: Console | None = None,
+    ) -> list[Row]:
+        """Measure what is not in ``folder`` yet, write all results, and return the rows."""
+        runner, console = runner or self._runner(threads), console or Console()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{self.name}.json"
+        rows = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
+        done = {(row["case"], row["plan"]) for row in rows}
+        facts = {**provenance.setting(threads), **provenance.origin(command)}
+        for case in self.cases:
+            for plan, options in self.ways.items():
+                if (case, plan) in done:
+                    continue
+                measured = _measured(runner, case, plan, {**self.options, **options})
+                rows.append({"case": case, "plan": plan, **measured})
+                console.print(self.line(rows[-1]), highlight=False, soft_wrap=True)
+                self._write(folder, rows, facts)
+        return rows
+
+    def _runner(self, threads: int) -> Runner:
+        def run(case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+            module, given = self.arguments(case, plan)
+            given = [*given, "--threads", str(threads), "--options", json.dumps(options)]
+            return run_in_process(module, given, folder, threads)
+
+        return run
+
+    def _write(self, folder: Path, rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
+        """The JSON and what else there is."""
+        unfinished = folder / f"{self.name}.tmp"
+        unfinished.write_text(json.dumps({**facts, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, folder / f"{self.name}.json")
+        for name, content in self.files(rows, facts).items():
+            (folder / name).write_text(content, encoding="utf-8")
+
+
+def _measured(runner: Runner, case: str, plan: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="rows-") as folder:
+        try:
+            return runner(case, plan, options, Path(folder))
+        except RunFailed as error:
+            return {"phase": "failed", "reason": str(error)}
+
+
+def origin(facts: Mapping[str, Any]) -> str:
+    """Where numbers come from, as a list in Markdown."""
+    lines = [
+        f"- {name}: {facts[name]}" for name in ("command", "date", "commit", "machine") if facts.get(name)
+    ]
+    lines.append(f"- versions: {', '.join(f'{k} {v}' for k, v in facts.get('versions', {}).items())}")
+    return "\n".join(lines)

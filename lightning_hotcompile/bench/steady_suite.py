@@ -1,0 +1,126 @@
+"""The suite ``steady``: the step that the callback ends with, against eager and against compiled by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_hotcompile.bench.arms import EAGER, IN_PLACE
+from lightning_hotcompile.bench.case_suite import CaseSuite, Row, origin
+from lightning_hotcompile.bench.regret import geometric_mean
+from lightning_hotcompile.errors import ConfigError, near_names
+
+BY_HAND_GOAL, EAGER_GOAL = 0.99, 1 / 1.05
+
+HOW = """\
+Each row has a process and an empty compiler cache of its own. Once the callback has decided, its steps and
+those of another way to run the same model take turns in blocks of 20 steps (ours, theirs, theirs, ours): the
+same process, weights, data and Trainer, the hooks of the callback on its own steps only. A number is their
+step / our step: the median over pairs of neighbouring blocks, the first steps of each left out, with the 95%
+interval of the sign test. Above 1 the callback's step is the faster one. By hand means `model.compile()`,
+`.compile()` on each repeated block, and `training_step` compiled with its logs replayed, without and with a
+compiled optimizer. The goals: at least 0.99 of the best of these, and at least 0.95 of eager."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteadySuite(CaseSuite):
+    """Compares steps on cases.
+
+    Raises:
+        ConfigError: an unknown case or arm, or fewer than 12 blocks.
+    """
+
+    arms: Sequence[str]
+    blocks: int = 60
+    """Blocks of steps, of both ways together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for arm in self.arms:
+            if arm not in IN_PLACE:
+                raise ConfigError(
+                    f"arms: {arm!r} is unknown: use {', '.join(IN_PLACE)}{near_names(str(arm), IN_PLACE)}."
+                )
+        if self.blocks < 12:
+            raise ConfigError(f"blocks={self.blocks!r} is not allowed: give 12 or more.")
+
+    @property
+    def name(self) -> str:
+        """Of the suite and of its files."""
+        return "steady"
+
+    @property
+    def ways(self) -> Mapping[str, Mapping[str, Any]]:
+        """The other ways to run a case; the callback's options are the same for all."""
+        return {arm: {} for arm in self.arms}
+
+    def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
+        """The module that measures a row, and what it is told."""
+        return "lightning_hotcompile.bench.one_steady", [case, plan, "--blocks", str(self.blocks)]
+
+    def line(self, row: Row) -> str:
+        """A row for the console."""
+        if row.get("ratio") is None:
+            return f"{row['case']}, {row['plan']}: {row['phase']}: {row['reason']}"
+        return f"{row['case']}, {row['phase']}: {_ratio(row)} against {row['plan']}"
+
+    def page(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
+        """A table with a row for each case, and which of them miss a goal."""
+        cases = dict.fromkeys(row["case"] for row in rows)
+        table = [["case", "callback", *self.arms, "of the best by hand"], ["---"] * (len(self.arms) + 3)]
+        missed, bests = list[str](), list[float]()
+        for case in cases:
+            found = {row["plan"]: row for row in rows if row["case"] == case}
+            best = _best_by_hand(found)
+            bests += [] if best is None else [best]
+            cells = [_cell(found.get(arm)) for arm in self.arms]
+            table.append([case, _phases(found), *cells, "" if best is None else f"{best:.3f}"])
+            missed += _missed(case, found, best)
+        mean = geometric_mean(bests)
+        parts = [
+            "# The step in the end",
+            "Geometric mean of the best by hand / ours: "
+            + ("not measured" if mean is None else f"{mean:.3f}."),
+            HOW,
+            "\n".join(f"| {' | '.join(line)} |" for line in table),
+            "## Below a goal",
+            "\n".join(f"- {line}" for line in missed) or "None.",
+            "## Where this comes from",
+            origin(facts),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+
+def _best_by_hand(found: Mapping[str, Row]) -> float | None:
+    """Their step / ours for the fastest of the ways by hand."""
+    ratios = [row["ratio"] for arm, row in found.items() if arm != EAGER and row.get("ratio") is not None]
+    return min(ratios, default=None)
+
+
+def _phases(found: Mapping[str, Row]) -> str:
+    return ", ".join(dict.fromkeys(row["phase"] for row in found.values() if row.get("ratio") is not None))
+
+
+def _missed(case: str, found: Mapping[str, Row], best: float | None) -> list[str]:
+    eager, lines = found.get(EAGER, {}), []
+    if best is not None and best < BY_HAND_GOAL:
+        arm = next(a for a, row in found.items() if a != EAGER and row.get("ratio") == best)
+        row = found[arm]
+        lines.append(
+            f"{case}: {_ratio(row)} against {arm} ({row['theirs_ms']:.3g} ms, ours {row['ours_ms']:.3g} ms); "
+            f"{row['phase']}: {row['reason']}"
+        )
+    if eager.get("ratio") is not None and eager["ratio"] < EAGER_GOAL:
+        lines.append(f"{case}: {_ratio(eager)} against eager; {eager['phase']}: {eager['reason']}")
+    return lines
+
+
+def _ratio(row: Row) -> str:
+    return f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return "not possible" if row.get("ratio") is None else _ratio(row)

@@ -1,0 +1,140 @@
+"""The suite ``steady`` with a runner that knows the ratios, and once for real."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from lightning_hotcompile.bench import one_steady
+from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.one_steady import InTurns, Muted
+from lightning_hotcompile.bench.runs import RunFailed
+from lightning_hotcompile.bench.steady_suite import SteadySuite
+from lightning_hotcompile.errors import ConfigError
+
+RATIOS = {
+    "mlp": {"eager": 1.001, "step": 1.2, "step+optimizer": 1.3},
+    "cnn": {"eager": 1.7, "step": 1.002, "step+optimizer": 0.97},
+    "gan": {"eager": 0.9},
+}
+GIVEN: dict[str, Any] = {
+    "cases": list(RATIOS),
+    "quick_cases": ["mlp"],
+    "arms": ["eager", "step", "step+optimizer"],
+    "options": {"threshold": 3},
+}
+
+
+def measured(case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    assert options == {"threshold": 3}
+    ratio = RATIOS[case].get(plan)
+    if ratio is None:
+        raise RunFailed("manual optimization")
+    phase = "reverted" if case == "mlp" else "steady"
+    return {
+        "phase": phase, "reason": f"{phase}, it says", "scope": "step",
+        "ours_ms": 10.0, "theirs_ms": 10 * ratio, "pairs": 30,
+        "ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01,
+    }  # fmt: skip
+
+
+def page_of(folder: Path, **changes: Any) -> tuple[str, str]:
+    told = io.StringIO()
+    suite = SteadySuite(**{**GIVEN, **changes})
+    suite.run(folder, runner=measured, console=Console(file=told, width=200), command="test")
+    return (folder / "steady.md").read_text(), told.getvalue()
+
+
+def test_the_best_way_by_hand_is_the_one_to_compare_with(tmp_path: Path) -> None:
+    page, told = page_of(tmp_path)
+    assert (
+        "| mlp | reverted | 1.001 [0.991, 1.011] | 1.200 [1.190, 1.210] | 1.300 [1.290, 1.310] | 1.200 |"
+        in page
+    )
+    assert page.count("not possible") == 2
+    assert "best by hand / ours: 1.079." in page, "the root of 1.2 x 0.97: gan has no way by hand"
+    assert "cnn, steady: 0.970 [0.960, 0.980] against step+optimizer" in told
+    assert "gan, step: failed: manual optimization" in told
+
+
+def test_what_misses_a_goal_is_named_with_its_reason(tmp_path: Path) -> None:
+    page, _ = page_of(tmp_path)
+    missed = page.split("## Below a goal")[1].split("##")[0].strip().splitlines()
+    assert missed == [
+        "- cnn: 0.970 [0.960, 0.980] against step+optimizer (9.7 ms, ours 10 ms); steady: steady, it says",
+        "- gan: 0.900 [0.890, 0.910] against eager; steady: steady, it says",
+    ]
+    page, _ = page_of(tmp_path / "other", cases=["mlp"])
+    assert "## Below a goal\n\nNone." in page
+
+
+def test_files_say_the_same(tmp_path: Path) -> None:
+    page_of(tmp_path)
+    rows = json.loads((tmp_path / "steady.json").read_text())["rows"]
+    assert [(row["case"], row["plan"]) for row in rows] == [(c, a) for c in RATIOS for a in GIVEN["arms"]]
+    assert list(pd.read_csv(tmp_path / "steady.csv")["case"]) == [row["case"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"cases": ["mpl"]}, "'mpl'.*mlp"), ({"arms": ["stpe"]}, "'stpe'.*step"), ({"blocks": 3}, "blocks=3")],
+)
+def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        SteadySuite(**{**GIVEN, **changes})
+
+
+OPTIONS: dict[str, Any] = {
+    "backend": "aot_eager", "cost_gate": False, "min_speedup": 0.0, "store": None, "prewarm": False,
+    "threshold": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arm", ["eager", "step"])
+def test_both_ways_for_real(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", compiled_cheaply(torch.compile))
+    row = one_steady.run(CASES["mlp"], arm, 16, {**OPTIONS, "scope": "step"})
+    assert (row["phase"], row["pairs"]) == ("steady", 8)
+    assert row["low"] <= row["ratio"] <= row["high"]
+    json.dumps(row)
+
+
+def compiled_cheaply(original: Any) -> Any:
+    return lambda *args, **kwargs: original(*args, **{"backend": "eager", **kwargs})
+
+
+def test_each_way_has_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code of the callback runs in its blocks only, and its hooks see no other step."""
+    monkeypatch.setattr(torch, "compile", compiled_cheaply(torch.compile))
+    seen: list[tuple[bool, bool, int]] = []
+
+    class Watched(InTurns):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            session = hot._runs["train"].session
+            installed = "training_step" in vars(module)
+            if self._steps > 2:
+                seen.append((hot.muted, installed, session.flip.installation.witness.total_runs))
+
+    hot = Muted(**{**OPTIONS, "scope": "step", "compile_optimizer": False})
+    monkeypatch.setattr(one_steady, "Muted", lambda **_: hot)
+    monkeypatch.setattr(one_steady, "InTurns", Watched)
+    one_steady.run(CASES["mlp"], "eager", 16, {})
+    assert {(muted, installed) for muted, installed, _ in seen} == {(True, False), (False, True)}
+    for (_, _, before), (muted, _, runs) in pairwise(seen):
+        assert (runs == before) is muted
+    assert hot.report.steps == sum(not muted for muted, _, _ in seen) + first_steps(hot)
+
+
+def first_steps(hot: Muted) -> int:
+    """Steps before the callback had decided, and the two that were not written down."""
+    decided: int = next(e["step"] for e in hot.report.events if e.get("phase") == "steady")
+    return decided + 3
