@@ -18,7 +18,7 @@ from lightning_hotcompile.stages import TRAIN, remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.installation import OPTIMIZER
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, lost_share, why_not
+from lightning_hotcompile.swap.prewarm.choice import TRACED_SHARE, Surroundings, lost_share, why_not
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.trainer_facts import device_type
 
@@ -109,7 +109,9 @@ class Judge:
         if not self._config.cost_gate or step_s is None:
             return True
         left = remaining_batches(self._trainer, self._stage, step_s)
-        return left is None or left * step_s > self._expectation(known, step_s).cost_s
+        plan = self._flip.installation.plan
+        cheapest_s = TRACED_SHARE * self._memory.expectation(plan, known, step_s).compile_s
+        return left is None or left * step_s > cheapest_s
 
     @property
     def _on_cpu(self) -> bool:

@@ -57,12 +57,14 @@ class Moves:
         """At most one transition, before batch number ``steps``: of this signature, or of all ranks."""
         if self._together.several:
             self._move_together(steps)
-        else:
+        elif not track.is_waiting:
             self._move(track)
 
     def _move(self, track: Track) -> None:
         facts = self._judge.facts(track)
         transition = advance(track.state, facts)
+        if track.phase is Phase.OBSERVING and not facts.hot:
+            track.is_unknown = self._memory.of(track.signature) is None
         if facts.ratio is not None:
             track.looks += 1
         self._perform(track, transition, facts)

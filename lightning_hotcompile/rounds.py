@@ -99,7 +99,7 @@ class Rounds:
             if not track.hot:
                 return
             self._abandon_trial()  # another signature needs a plan that is known to be good
-        if track.phase is Phase.OBSERVING and self._best is None:
+        if track.phase is Phase.OBSERVING and self._best is None and not track.is_waiting:
             self._begin_with_known(track)
         before = track.phase
         self.now.moves.move(track, steps)

@@ -46,6 +46,13 @@ class Track:
     misses: int = 0
     recompile_episodes: int = 0
     failure: str | None = None
+    is_unknown: bool = False
+    """Whether no earlier run knows this signature, as far as it was asked."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing can happen before it has become hot."""
+        return self.is_unknown and not self.hot and self.state.phase is Phase.OBSERVING
 
     @property
     def phase(self) -> Phase:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -100,6 +101,7 @@ def as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+@functools.cache
 def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's model as the system names it, its number where there is no name (ARM)."""
     try:

@@ -7,6 +7,7 @@ What a person asks for (list, clear, export, import) raises :class:`StoreError`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import platform
 import sys
@@ -237,6 +238,7 @@ class Store:
         return f"the compiler's cache: it is of {there}, here is torch {torch.__version__} on {self.machine}"
 
 
+@functools.cache  # read from a file of its own each time
 def _package_version() -> str:
     return metadata.version("lightning-hotcompile")
 
