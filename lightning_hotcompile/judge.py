@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from statistics import median
 
 from lightning.pytorch import Trainer
@@ -101,7 +102,9 @@ class Judge:
             return "off"
         if self._flip.prewarm is not None:
             return "over" if self._flip.prewarm.is_over() else "running"
-        return "off" if self.why_no_prewarm() or self._memory.has_code_of(track.signature) else "wanted"
+        scope = self._flip.installation.plan.scope
+        known = self.why_no_prewarm() is not None or self._memory.has_code_of(track.signature, scope)
+        return "off" if known else "wanted"
 
     def may_pay(self, track: Track) -> bool:
         """Whether compiling could pay if it gained very much: else no step is recorded, which takes time."""
@@ -150,13 +153,18 @@ class Judge:
     def _surroundings(self) -> Surroundings:
         return Surroundings.here(accelerator=not self._on_cpu)
 
-    def _expectation(self, known: Profile | None, step_s: float | None) -> Expectation:
+    @cached_property
+    def _lost_share(self) -> float:
+        """Of a compile, as things are when it is asked for first: it may be asked for before each step."""
+        return 1.0 if self.why_no_prewarm() else lost_share(self._surroundings())
+
+    def _expectation(self, track: Track, known: Profile | None, step_s: float | None) -> Expectation:
         """What the plan costs and gains, compiled in the way that it would be."""
         plan = self._flip.installation.plan
         found = self._memory.expectation(plan, known, step_s if self._on_cpu else None)
-        if known is not None or self.why_no_prewarm():
-            return found
-        return replace(found, lost_share=lost_share(self._surroundings()))
+        if known is not None or track.phase is not Phase.OBSERVING or self._flip.in_place:
+            return found  # compiled in the step itself
+        return replace(found, lost_share=self._lost_share)
 
     def _is_time_to_look(self, track: Track) -> bool:
         """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""
@@ -213,7 +221,7 @@ class Judge:
         return forecast(
             remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,
-            expected=self._expectation(known, step_s),
+            expected=self._expectation(track, known, step_s),
             spent_s=self._ledger.spent_s,
         )
 

@@ -91,13 +91,10 @@ class Memory:
             self._known[signature] = self._store.find(key)
         return self._known[signature]
 
-    def has_code_of(self, signature: StepSignature) -> bool:
-        """Whether an earlier run has compiled for this signature and the compiler's cache is not empty.
-
-        The cache lies beside the profile, and who finds one finds the other, unless it was cleared.
-        """
+    def has_code_of(self, signature: StepSignature, scope: str) -> bool:
+        """Whether an earlier run has compiled this scope for this signature, and the cache is not empty."""
         known = self.of(signature)
-        if known is None or known.verdict == "bad":
+        if known is None or known.verdict == "bad" or scope not in (known.scope, *known.tried):
             return False
         self.begin_compiling()
         return inductor_paths.holds_graphs()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.tracks import Track
 
 CALM = 32
-"""After so many looks at steps at rest, one after the other, naps begin: whatever comes once in as many
-steps was met before."""
+"""After so many looks at steps at rest naps begin: whatever comes once in as many steps was met before."""
 
-LOOKS_AFTER_A_MISS = 4
-"""Looks before the next nap, once a step has not fitted the compiled code."""
+LOOKS_AFTER_ANOTHER = 8
+"""Looks before the next nap, once a step was of another kind or has not fitted the compiled code."""
 
 NAP = 62
 """Steps of a nap. With the look after it an odd number, so that batches in turns are all met."""
@@ -27,12 +28,14 @@ class Nap:
         track: where the steps belong, as far as it is known.
         lane: which way they go.
         flip: what is in place.
-        since: when the nap began, in seconds.
+        now: a clock in seconds.
     """
 
-    def __init__(self, track: Track, lane: Lane, flip: Flip, since: float) -> None:
+    def __init__(self, track: Track, lane: Lane, flip: Flip, now: Callable[[], float]) -> None:
         self.track = track
-        self.since = since
+        self.since = self.until = now()
+        """Between these the steps have run that are not booked yet, and what lay between them."""
+
         self.compiled = lane is not Lane.EAGER
         self.steps = 0
         """That have ended since they were booked last."""
@@ -40,7 +43,9 @@ class Nap:
         self.missed = False
         """Whether one of them has not fitted."""
 
+        self._now = now
         self._lane = lane
+        self._flip = flip
         self._gate = flip.installation.gate
         self._witness = flip.installation.witness
         self._runs = self._witness.total_runs
@@ -61,9 +66,11 @@ class Nap:
         if self.compiled:
             self._gate.close()
             runs = self._witness.total_runs
-            if runs == self._runs:
-                self.missed, self._left = True, 0
+            self.missed = runs == self._runs
+            if self.missed or self._flip.has_news:
+                self._left = 0
             self._runs = runs
+        self.until = self._now()
 
     def end(self) -> None:
         """Be it in mid-step."""

@@ -17,7 +17,7 @@ from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.moves import Moves
-from lightning_hotcompile.nap import CALM, LOOKS_AFTER_A_MISS, Nap
+from lightning_hotcompile.nap import CALM, LOOKS_AFTER_ANOTHER, Nap
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import other_plans
@@ -84,6 +84,7 @@ class Session:
         self._gave_up: str | None = None
         self._nap: Nap | None = None
         self._calm = 0
+        self._lane = Lane.EAGER
 
     def before_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Decide how the step that is about to run goes, and begin to time it."""
@@ -124,8 +125,11 @@ class Session:
         if self.watch.is_one_to_record(track, record) and self.judge.may_pay(track):
             self.watch.begin_recording(record)
             self._calm = 0
+        elif lane is not Lane.COMPILE and lane is self._lane and self._is_at_rest(track):
+            self._calm += 1
         else:
-            self._calm = self._calm + 1 if lane is not Lane.COMPILE and self._is_at_rest(track) else 0
+            self._stay_awake()
+        self._lane = lane
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
         self._clock.start(record)
 
@@ -142,8 +146,8 @@ class Session:
         self.steps += 1
         record.ends_unit = ends_unit(self._trainer, self._stage)
         self._look_back(track, record, lane)
-        if self._calm > CALM:
-            self._nap = Nap(track, lane, self.flip, self._now())
+        if self._calm >= CALM:
+            self._nap = Nap(track, lane, self.flip, self._now)
         self.ledger.own_s += self._now() - start
 
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
@@ -159,7 +163,7 @@ class Session:
         if record.disturbed:
             self._stay_awake()
         if not self._is_at_rest(track):
-            self._calm = 0
+            self._stay_awake()
             self.watch.count(track, record)
 
     def _is_at_rest(self, track: Track) -> bool:
@@ -218,7 +222,8 @@ class Session:
     def _book_nap(self) -> None:
         nap, now = self._nap, self._now()
         if nap is not None and nap.steps:
-            self.ledger.skip(nap.steps, now - nap.since, nap.track.phase.value, compiled=nap.compiled)
+            seconds, phase = nap.until - nap.since, nap.track.phase.value
+            self.ledger.skip(nap.steps, seconds, now - nap.until, phase, compiled=nap.compiled)
             nap.track.slept(nap.steps, compiled=nap.compiled, missed=nap.missed)
             nap.steps, nap.since = 0, now
 
@@ -233,8 +238,8 @@ class Session:
                 self._stay_awake()
 
     def _stay_awake(self) -> None:
-        """A step that fitted nothing may be another one."""
-        self._calm = min(self._calm, CALM - LOOKS_AFTER_A_MISS)
+        """A step that was another one, or fitted nothing, may be the first of many."""
+        self._calm = min(self._calm, CALM - LOOKS_AFTER_ANOTHER)
 
     @property
     def plan(self) -> CompilePlan:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_hotcompile.nap import CALM, LOOKS_AFTER_A_MISS, NAP
+from lightning_hotcompile.nap import CALM, LOOKS_AFTER_ANOTHER, NAP
 from lightning_hotcompile.session import Session
 from tests.hot import hot
 from tests.models import Net, fit, loader, make_trainer, seeded
@@ -88,7 +88,7 @@ def test_each_step_since_the_comparison_is_counted_as_compiled(considered: Looks
     assert track.misses == 0
 
 
-def test_a_report_in_a_compiled_nap_is_up_to_date() -> None:
+def test_a_report_in_a_compiled_nap_is_up_to_date(considered: Looks) -> None:
     seen: list[tuple[int, int]] = []
 
     class Reads(pl.Callback):
@@ -99,18 +99,20 @@ def test_a_report_in_a_compiled_nap_is_up_to_date() -> None:
     callback = hot()
     train([8] * 300, [callback, Reads()])
     assert seen == [(n, n) for n in range(1, 301)]
+    assert len(considered) < 200
 
 
 def test_an_odd_batch_in_a_nap_runs_eagerly_and_ends_it(considered: Looks) -> None:
     sizes = [8] * 320
-    sizes[237] = sizes[239] = 5
+    sizes[237] = sizes[239] = 5  # in a nap, and among the looks after it
     callback = hot(dynamic=False, scope="step", compile_optimizer=False)
     train(sizes, [callback])
     assert steady_since(callback) + CALM < 237
+    assert 237 not in considered
     assert callback.report.recompiles == 0
     steps = {track.steps: track.compiled_steps > 0 for track in considered.session.watch.tracks}
     assert steps == {319: True, 1: False}  # the second one was looked at
-    assert set(range(238, 238 + LOOKS_AFTER_A_MISS)) <= set(considered)
+    assert set(range(238, 238 + LOOKS_AFTER_ANOTHER)) <= set(considered)
 
 
 def test_code_that_fits_no_longer_is_compiled_again_after_a_few_steps(considered: Looks) -> None:
@@ -219,6 +221,50 @@ def test_another_signature_ends_the_naps(considered: Looks) -> None:
     assert len(detected) == 2
     assert 400 < detected[1] <= 400 + NAP + callback.config.threshold + 2
     assert callback.report.steps == 600
+
+
+@pytest.mark.parametrize("pattern", [[8, 8, 8, 8, 12], [8, 12, 8, 8, 12, 8, 8]])
+def test_compiled_code_goes_on_beside_a_signature_that_stays_eager(
+    considered: Looks, pattern: list[int]
+) -> None:
+    callback = hot(dynamic=False, scope="step", compile_optimizer=False, max_signatures=1, threshold=2)
+    train(([8] * 100 + [12] * 40) + pattern * 100, [callback])
+    compiled, eager = sorted(considered.session.watch.tracks, key=lambda t: -t.compiled_steps)
+    assert (str(compiled.phase), str(eager.phase)) == ("steady", "declined")
+    in_turns = len(pattern) * 100
+    share = sum(size == 8 for size in pattern) / len(pattern)
+    assert compiled.compiled_steps > steady_in(100, callback) + 0.9 * share * in_turns
+
+
+def steady_in(steps: int, callback: Any) -> int:
+    """Of the first steps those that were compiled at least: all after the comparison."""
+    return steps - steady_since(callback)
+
+
+def test_waiting_at_the_end_of_an_epoch_is_no_time_of_compiled_steps(considered: Looks) -> None:
+    clock = [0.0]
+
+    class Ticks(pl.Callback):
+        def on_before_zero_grad(self, *_: Any) -> None:
+            clock[0] += 1.0
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            clock[0] += 1000.0
+
+    callback = hot(scope="step", compile_optimizer=False)
+    original = Session.__init__
+
+    def timed(session: Session, *args: Any, **kwargs: Any) -> None:
+        original(session, *args, **{**kwargs, "now": lambda: clock[0]})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "__init__", timed)
+        fit(seeded(Net), [Ticks(), callback], train=loader(8 * 100), max_epochs=4)
+    ledger = considered.session.ledger
+    steady = next(phase for phase in callback.report.phases if phase.name == "steady")
+    assert steady.steps > 300
+    assert steady.total_s == pytest.approx(steady.steps, rel=0.05)
+    assert ledger.spent_s == pytest.approx(400, rel=0.05)
 
 
 def test_batches_in_turns_are_all_met(considered: Looks) -> None:

@@ -165,13 +165,13 @@ class Ledger:
         if record.pairs is not None:
             record.pairs.add(record, time.seconds)
 
-    def skip(self, steps: int, seconds: float, phase: str, *, compiled: bool) -> None:
-        """Book steps that were not timed, with the time between them in proportion to timed ones."""
+    def skip(self, steps: int, seconds: float, waited_s: float, phase: str, *, compiled: bool) -> None:
+        """Book steps that were not timed, as a share of the seconds that they took together."""
         wait_s, total = seconds * (self.wait_share or 0.0), self._phase(phase)
         self.steps, total.steps = self.steps + steps, total.steps + steps
-        self._between += wait_s
         in_steps = seconds - wait_s
-        self._in_steps += in_steps
+        self._between, self._in_steps = self._between + wait_s + waited_s, self._in_steps + in_steps
+        self._recent = in_steps / steps
         total.seconds += in_steps
         self._compiled_seconds += in_steps * compiled
 

@@ -8,6 +8,7 @@ of a cold start) ignores the variable: its folder is fixed at import, below the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +41,9 @@ def folder_in_use() -> str:
 
 def holds_graphs() -> bool:
     """Whether there is any compiled graph in that folder."""
-    graphs = Path(folder_in_use(), GRAPHS)
-    return graphs.is_dir() and any(graphs.iterdir())
+    with contextlib.suppress(OSError):
+        return any(Path(folder_in_use(), GRAPHS).glob("*/*"))  # an emptied cache still has its folders
+    return False
 
 
 def headers_in_use() -> str | None:

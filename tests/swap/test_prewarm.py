@@ -380,6 +380,7 @@ def test_a_run_loses_less_with_a_spare_core() -> None:
     assert lost_share(around(cores=4, training_threads=2)) == TRACED_SHARE
     assert lost_share(around(accelerator=True, cores=2, training_threads=2)) == TRACED_SHARE
     assert lost_share(around(cores=2, training_threads=2)) == TRACED_SHARE + SLOWED_SHARE < 1
+    assert lost_share(around(cores=9, training_threads=9)) == TRACED_SHARE + SLOWED_SHARE / 8
 
 
 @pytest.fixture
@@ -400,6 +401,17 @@ class TestFewerThreads:
         fewer.end()
         fewer.end()
         assert (fewer.active, torch.get_num_threads()) == (False, 2)
+
+    def test_nothing_stays_that_makes_later_steps_slower(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """``torch.set_num_threads`` would, by what it tells MKL, also with the number that there was."""
+        monkeypatch.setattr(torch, "set_num_threads", lambda _: pytest.fail("told MKL a number"))
+        before = torch.__config__.parallel_info()
+        fewer = FewerThreads(1)
+        fewer.begin()
+        assert torch.get_num_threads() == 1
+        assert torch.__config__.parallel_info() != before
+        fewer.end()
+        assert torch.__config__.parallel_info() == before
 
     def test_a_number_that_somebody_has_chosen_since_stays(self) -> None:
         fewer = FewerThreads(1)

@@ -98,7 +98,8 @@ def threads_meanwhile(around: Surroundings) -> int | None:
 
 def lost_share(around: Surroundings) -> float:
     """Share of the compile time that a run loses while a child process compiles."""
-    return TRACED_SHARE + (SLOWED_SHARE if _is_crowded(around) else 0.0)
+    slowed = SLOWED_SHARE / max(1, around.training_threads - 1)  # one of many threads is missed less
+    return TRACED_SHARE + (slowed if _is_crowded(around) else 0.0)
 
 
 def _is_crowded(around: Surroundings) -> bool:
