@@ -26,6 +26,16 @@ def state(pid: int) -> str:
         return ""
 
 
+def assert_ends(pid: int) -> None:
+    """A process that was killed takes a moment to end."""
+    patience = threading.Event()
+    for _ in range(300):
+        if state(pid) in ("", "Z"):
+            return
+        patience.wait(0.1)
+    pytest.fail(f"process {pid} goes on in state {state(pid)}")
+
+
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[tuple[list[str], Path]]:
     """A command that starts another one and waits, and the file with the number of that."""
@@ -48,20 +58,14 @@ def test_after_the_limit_nothing_that_it_has_started_goes_on(waiting: tuple[list
     command, file = waiting
     with pytest.raises(RunTimedOut, match="it took more than 2 s"):
         run_alone(command, os.environ, 2.0)
-    assert state(int(file.read_text("utf-8"))) in ("", "Z")
+    assert_ends(int(file.read_text("utf-8")))
 
 
 def test_nothing_stays_behind_a_command_that_has_ended(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     quiet = "> /dev/null 2>&1"
     run_alone(["sh", "-c", f"sleep 1000 {quiet} & echo $! > {shlex.quote(str(file))}"], os.environ, 60)
-    until_dead = threading.Event()
-    pid = int(file.read_text("utf-8"))
-    for _ in range(300):
-        if state(pid) in ("", "Z"):
-            break
-        until_dead.wait(0.1)
-    assert state(pid) in ("", "Z")
+    assert_ends(int(file.read_text("utf-8")))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -84,7 +88,7 @@ def test_who_ends_the_benchmark_ends_what_it_measures(
     finally:
         process.kill()
         process.wait()
-    assert state(int(file.read_text("utf-8"))) in ("", "Z")
+    assert_ends(int(file.read_text("utf-8")))
 
 
 def test_the_usual_answer_to_sigterm_is_there_again() -> None:
