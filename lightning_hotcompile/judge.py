@@ -12,14 +12,14 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.memory import Memory
-from lightning_hotcompile.plan.forecast import Decision, Expectation, forecast, worth_one_more
+from lightning_hotcompile.plan.forecast import WARM_SHARE, Decision, Expectation, forecast, worth_one_more
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.stages import TRAIN, remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.installation import OPTIMIZER
-from lightning_hotcompile.swap.prewarm.choice import TRACED_SHARE, Surroundings, lost_share, why_not
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, lost_share, why_not
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.trainer_facts import device_type
 
@@ -113,7 +113,7 @@ class Judge:
             return True
         left = remaining_batches(self._trainer, self._stage, step_s)
         plan = self._flip.installation.plan
-        cheapest_s = TRACED_SHARE * self._memory.expectation(plan, known, step_s).compile_s
+        cheapest_s = WARM_SHARE * self._memory.expectation(plan, known, step_s).compile_s
         return left is None or left * step_s > cheapest_s
 
     @property

@@ -7,12 +7,9 @@ Where the compiler keeps its files is up to the environment.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import statistics
 import time
-import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -22,6 +19,7 @@ from torch import Tensor
 
 from lightning_hotcompile.bench.arms import ARMS
 from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Case
+from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.callback import HotCompile
 
 LEAST_CYCLES = 3
@@ -117,19 +115,13 @@ def run(
 
 def main() -> None:
     """One arm of one case in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=sorted(CASES))
-    parser.add_argument("arm", choices=sorted(ARMS))
-    parser.add_argument("steps", type=int)
-    parser.add_argument("--marks", type=int, nargs="*", default=[])
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--options", type=json.loads, default={})
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    print(json.dumps(run(CASES[given.case], given.arm, given.steps, given.marks, given.options)))
+    found = given(
+        __doc__,
+        lambda p: p.add_argument("arm", choices=sorted(ARMS)),
+        lambda p: p.add_argument("steps", type=int),
+        lambda p: p.add_argument("--marks", type=int, nargs="*", default=[]),
+    )
+    print(json.dumps(run(CASES[found.case], found.arm, found.steps, found.marks, found.options)))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ Where the compiler keeps its files is up to the environment.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
-import warnings
 from collections import Counter
 from typing import Any
 
@@ -19,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile import judge
 from lightning_hotcompile.bench.cases import CASES, Case
+from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.watch.opgraph import OpRecorder
 
@@ -81,18 +79,12 @@ def run(case: Case, pairs: int, options: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """One scope of one case in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=sorted(CASES))
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--options", type=json.loads, default={})
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    judge.SETTLING_LOOKS = (given.pairs,)  # one look, after all pairs
-    print(json.dumps(run(CASES[given.case], given.pairs, given.options)))
+    found = given(
+        __doc__,
+        lambda p: p.add_argument("--pairs", type=int, default=40),
+    )
+    judge.SETTLING_LOOKS = (found.pairs,)  # one look, after all pairs
+    print(json.dumps(run(CASES[found.case], found.pairs, found.options)))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,8 @@ Where the compiler keeps its files is up to the environment.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +24,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile.bench.arms import IN_PLACE
 from lightning_hotcompile.bench.cases import CASES, Case
+from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.watch.stats import paired_ratio
 
@@ -225,18 +223,12 @@ def run(case: Case, arm: str, blocks: int, options: dict[str, Any]) -> dict[str,
 
 def main() -> None:
     """One case and one arm in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=sorted(CASES))
-    parser.add_argument("arm", choices=sorted(IN_PLACE))
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--blocks", type=int, default=60)
-    parser.add_argument("--options", type=json.loads, default={})
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    print(json.dumps(run(CASES[given.case], given.arm, given.blocks, given.options)))
+    found = given(
+        __doc__,
+        lambda p: p.add_argument("arm", choices=sorted(IN_PLACE)),
+        lambda p: p.add_argument("--blocks", type=int, default=60),
+    )
+    print(json.dumps(run(CASES[found.case], found.arm, found.blocks, found.options)))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from lightning_hotcompile.plan.forecast import WARM_SHARE
 from lightning_hotcompile.swap.dynamo import compile_isolated
 from lightning_hotcompile.swap.prewarm.choice import (
     SLOWED_SHARE,
-    TRACED_SHARE,
     Surroundings,
     free_memory,
     lost_share,
@@ -377,10 +377,10 @@ def test_training_gives_up_a_thread_where_no_core_is_spare(changes: Any, threads
 
 
 def test_a_run_loses_less_with_a_spare_core() -> None:
-    assert lost_share(around(cores=4, training_threads=2)) == TRACED_SHARE
-    assert lost_share(around(accelerator=True, cores=2, training_threads=2)) == TRACED_SHARE
-    assert lost_share(around(cores=2, training_threads=2)) == TRACED_SHARE + SLOWED_SHARE < 1
-    assert lost_share(around(cores=9, training_threads=9)) == TRACED_SHARE + SLOWED_SHARE / 8
+    assert lost_share(around(cores=4, training_threads=2)) == WARM_SHARE
+    assert lost_share(around(accelerator=True, cores=2, training_threads=2)) == WARM_SHARE
+    assert lost_share(around(cores=2, training_threads=2)) == WARM_SHARE + SLOWED_SHARE < 1
+    assert lost_share(around(cores=9, training_threads=9)) == WARM_SHARE + SLOWED_SHARE / 8
 
 
 @pytest.fixture

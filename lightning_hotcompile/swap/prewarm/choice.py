@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
+from lightning_hotcompile.plan.forecast import WARM_SHARE
 from lightning_hotcompile.swap.dynamo import graph_count
 
 ENOUGH_MEMORY = 2 * 2**30
 """Bytes that a child with torch, a compiler's workers and a C++ compiler need."""
-
-TRACED_SHARE = 0.15
-"""Share of a compile that is left to the training process: tracing, and reading the caches."""
 
 SLOWED_SHARE = 0.4
 """Share of a compile that training loses with one of two threads less (22 ms a step for 16, a small GPT)."""
@@ -99,7 +97,7 @@ def threads_meanwhile(around: Surroundings) -> int | None:
 def lost_share(around: Surroundings) -> float:
     """Share of the compile time that a run loses while a child process compiles."""
     slowed = SLOWED_SHARE / max(1, around.training_threads - 1)  # one of many threads is missed less
-    return TRACED_SHARE + (slowed if _is_crowded(around) else 0.0)
+    return WARM_SHARE + (slowed if _is_crowded(around) else 0.0)
 
 
 def _is_crowded(around: Surroundings) -> bool:
