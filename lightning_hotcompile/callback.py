@@ -151,21 +151,27 @@ class HotCompile(EvaluationHooks):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """The only place where a phase of training changes."""
-        self._before_step(TRAIN, batch, batch_idx)
+        run = self._runs.get(TRAIN)
+        if run is not None:
+            run.before_step(batch, batch_idx)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """The recorded operations are those of forward and backward; the update would double them."""
         run = self._runs.get(TRAIN)
-        if run is not None and run.session.watch.is_recording and pl_module.automatic_optimization:
+        if run is None or run.session.nap is not None:
+            return
+        if run.session.watch.is_recording and pl_module.automatic_optimization:
             run.guarded(Session.end_recording)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop the clock; log the step time as often as Lightning logs."""
-        self._after_step(TRAIN)
+        run = self._runs.get(TRAIN)
+        if run is not None:
+            run.after_step()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The training step is over, also in an epoch that was cut short; now validation's own code."""

@@ -47,8 +47,10 @@ class Nap:
         self._lane = lane
         self._flip = flip
         self._gate = flip.installation.gate
-        self._witness = flip.installation.witness
-        self._runs = self._witness.total_runs
+        self._watch = flip.installation.witness.watch
+        self._failures, self._graphs = self._gate.failures, flip.installation.witness.graphs
+        self._happened = len(self._failures) + len(self._graphs)
+        self._runs = self._watch.total_runs
         self._left = NAP
 
     def goes_on(self, batch_idx: int) -> bool:
@@ -65,9 +67,11 @@ class Nap:
         self.steps += 1
         if self.compiled:
             self._gate.close()
-            runs = self._witness.total_runs
-            self.missed = runs == self._runs
-            if self.missed or self._flip.has_news:
+            runs = self._watch.total_runs
+            if runs == self._runs:
+                self.missed = True
+                self._left = 0
+            if len(self._failures) + len(self._graphs) != self._happened:
                 self._left = 0
             self._runs = runs
         self.until = self._now()

@@ -68,7 +68,7 @@ class Session:
         self.ledger = Ledger()
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story)
-        self.steps = 0
+        self._booked = 0
         self._together = Together(ranks, plan.digest)
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
@@ -82,17 +82,12 @@ class Session:
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
-        self._nap: Nap | None = None
+        self.nap: Nap | None = None
         self._calm = 0
         self._lane = Lane.EAGER
 
-    def before_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
-        """Decide how the step that is about to run goes, and begin to time it."""
-        if self._nap is None or not self._nap.goes_on(batch_idx):
-            self._consider_step(batch, batch_idx, dataloader_idx)
-
-    def _consider_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Everything is asked anew, and a phase may change."""
+    def consider_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
+        """Ask everything anew: decide how the step that is about to run goes, and begin to time it."""
         start, installed_s = self._now(), self.ledger.install_s
         self._end_nap()
         if self._current is not None:
@@ -136,18 +131,16 @@ class Session:
     def after_step(self) -> None:
         """End the step: stop the clock, book what ran."""
         if self._current is None:
-            if self._nap is not None:
-                self._nap.went_on()
-            self.steps += self._gave_up is not None or self._nap is not None
+            self._booked += self._gave_up is not None
             return
         self._clock.stop()
         start = self._now()
         (track, record, lane), self._current = self._current, None
-        self.steps += 1
+        self._booked += 1
         record.ends_unit = ends_unit(self._trainer, self._stage)
         self._look_back(track, record, lane)
         if self._calm >= CALM:
-            self._nap = Nap(track, lane, self.flip, self._now)
+            self.nap = Nap(track, lane, self.flip, self._now)
         self.ledger.own_s += self._now() - start
 
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
@@ -173,6 +166,11 @@ class Session:
         if phase is Phase.REVERTED and not track.state.may_retry:
             at_rest = not self._together.several
         return at_rest and track.failure is None and not self.flip.has_news
+
+    @property
+    def steps(self) -> int:
+        """That have ended, those of a nap too."""
+        return self._booked + (self.nap.steps if self.nap is not None else 0)
 
     def end_recording(self) -> None:
         """The forward and backward of the step are over; what follows is not to be recorded."""
@@ -220,19 +218,20 @@ class Session:
         self._book_nap()
 
     def _book_nap(self) -> None:
-        nap, now = self._nap, self._now()
+        nap, now = self.nap, self._now()
         if nap is not None and nap.steps:
             seconds, phase = nap.until - nap.since, nap.track.phase.value
             self.ledger.skip(nap.steps, seconds, now - nap.until, phase, compiled=nap.compiled)
             nap.track.slept(nap.steps, compiled=nap.compiled, missed=nap.missed)
+            self._booked += nap.steps
             nap.steps, nap.since = 0, now
 
     def _end_nap(self) -> None:
-        nap = self._nap
+        nap = self.nap
         if nap is not None:
             nap.end()
             self.book_finished_steps()
-            self._nap = None
+            self.nap = None
             self._clock.abandon()  # what went by since the last step that was timed is no waiting
             if nap.missed:
                 self._stay_awake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,7 @@ class StageRun:
         self._own: list[Event] = []
         self._told = 0
         self._logs_every = getattr(trainer, "log_every_n_steps", 0) if stage == TRAIN else 0
+        self._until_log: float = 0 if self._logs_every else math.inf
         self._notes: list[str] = []
         self._handed_over: Report | None = None
         self._memory = Memory(store, plan, config, stage)
@@ -78,20 +80,28 @@ class StageRun:
         self.session.book_finished_steps()
         return build_report(self.session, self._own, self._notes)
 
-    def before_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def before_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """A step begins; what happened since the last one is logged."""
         try:
-            self.session.before_step(batch, batch_idx, dataloader_idx)
-            if self._told != len(self._own):
-                self._log_what_is_new()
+            nap = self.session.nap
+            if nap is None or not nap.goes_on(batch_idx):
+                self.session.consider_step(batch, batch_idx, dataloader_idx)
+                if self._told != len(self._own):
+                    self._log_what_is_new()
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self._switch_off(error)
 
     def after_step(self) -> None:
         """A step ended; its time is logged as often as Lightning logs."""
         try:
-            self.session.after_step()
-            self._log_step_time()
+            nap = self.session.nap
+            if nap is None:
+                self.session.after_step()
+            else:
+                nap.went_on()
+            self._until_log -= 1
+            if self._until_log <= 0:
+                self._log_step_time()
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self._switch_off(error)
 
@@ -124,17 +134,21 @@ class StageRun:
         self._log(scalars(self.report, PHASE_NUMBER))
 
     def _log_step_time(self) -> None:
-        every = self._logs_every
-        if not every or (lightning_step(self._trainer) + 1) % every:
+        """Log if this batch is one to log; one batch is at most one step in Lightning's count."""
+        batches = self._logs_every - (lightning_step(self._trainer) + 1) % self._logs_every
+        self._until_log = batches
+        if batches < self._logs_every:
             return
-        if ends_unit(self._trainer, self.stage):
-            self.session.book_finished_steps()
-            self._log(
-                {
-                    "step_ms": self.session.ledger.recent_step_ms,
-                    "phase": PHASE_NUMBER[str(self.state.phase)],
-                }
-            )
+        if not ends_unit(self._trainer, self.stage):
+            self._until_log = 1
+            return
+        self.session.book_finished_steps()
+        self._log(
+            {
+                "step_ms": self.session.ledger.recent_step_ms,
+                "phase": PHASE_NUMBER[str(self.state.phase)],
+            }
+        )
 
     def finish(self) -> Report:
         """Change everything back and hand over the report."""

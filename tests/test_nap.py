@@ -27,14 +27,14 @@ class Looks(list[int]):
 def considered(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """What is considered in the trainings of a test."""
     steps = Looks()
-    original = Session._consider_step
+    original = Session.consider_step
 
     def consider(session: Session, *args: Any) -> None:
         steps.append(session.steps)
         steps.session = session
         original(session, *args)
 
-    monkeypatch.setattr(Session, "_consider_step", consider)
+    monkeypatch.setattr(Session, "consider_step", consider)
     return steps
 
 
@@ -138,7 +138,7 @@ def test_an_exception_in_a_compiled_nap_leaves_the_model_as_it_was(considered: L
     callback, model = hot(), seeded(Raises)
     with pytest.raises(KeyError, match="mine"):
         fit(model, [callback], train=loader(8 * 300), max_steps=300)
-    assert considered.session._nap is None
+    assert considered.session.nap is None
     assert considered[-1] < 250 > steady_since(callback) + CALM
     assert 250 <= sum(phase.steps for phase in callback.report.phases) == callback.report.steps
     assert "training_step" not in vars(model)

@@ -69,7 +69,7 @@ class Witness:
         self._compile: CompiledFn | None = None
         self._counts_cache_hits = backend == "inductor"
         self._timeout = compile_timeout
-        self._watch = Watch(parity=parity, raise_errors=raise_errors, on_failure=on_failure)
+        self.watch = Watch(parity=parity, raise_errors=raise_errors, on_failure=on_failure)
         self._now = now
         self.graphs: list[Graph] = []
         self.collect: Callable[[str, GraphModule, Sequence[Any]], None] | None = None
@@ -78,21 +78,21 @@ class Witness:
     @property
     def total_runs(self) -> int:
         """How often compiled code ran."""
-        return self._watch.total_runs
+        return self.watch.total_runs
 
     @property
     def armed(self) -> bool:
         """Whether runs that are still to be looked at for NaN are looked at now; that takes time."""
-        return self._watch.armed
+        return self.watch.armed
 
     @armed.setter
     def armed(self, armed: bool) -> None:
-        self._watch.armed = armed
+        self.watch.armed = armed
 
     @property
     def tripped(self) -> list[Graph]:
         """The graphs whose compiled code made NaN or Inf where eager did not, after their first run."""
-        return self._watch.tripped
+        return self.watch.tripped
 
     def backend_for(self, region: str) -> CompiledFn:
         """A backend for ``torch.compile`` whose graphs belong to ``region``."""
@@ -141,7 +141,7 @@ class Witness:
         def neutral(inputs: Sequence[Any]) -> tuple[CompiledFn, CompiledFn]:
             return self._neutral(captured, inputs)
 
-        return GraphAtWork(graph, captured, compiled, self._watch, neutral).entry()
+        return GraphAtWork(graph, captured, compiled, self.watch, neutral).entry()
 
     def _compile_in_time(self, graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         reason = why_no_backend_can(graph_module)
