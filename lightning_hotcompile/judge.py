@@ -12,7 +12,14 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.memory import Memory
-from lightning_hotcompile.plan.forecast import WARM_SHARE, Decision, Expectation, forecast, worth_one_more
+from lightning_hotcompile.plan.forecast import (
+    WARM_SHARE,
+    Decision,
+    Expectation,
+    forecast,
+    forgone_s,
+    worth_one_more,
+)
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.stages import TRAIN, remaining_batches
@@ -164,7 +171,18 @@ class Judge:
         found = self._memory.expectation(plan, known, step_s if self._on_cpu else None)
         if known is not None or track.phase is not Phase.OBSERVING or self._flip.in_place:
             return found  # compiled in the step itself
-        return replace(found, lost_share=self._lost_share)
+        forgone = self._memory.forgone_s(track.signature)
+        return replace(found, lost_share=self._lost_share, forgone_s=forgone)
+
+    def forgone_s(self, track: Track) -> float:
+        """Seconds that compiled code would have saved in this run, if it was the forecast that declined."""
+        decision, step_s = self.decision, self._ledger.eager_step_s
+        weighed = decision is not None and not decision.go and decision.expected_cost_s is not None
+        if not weighed or step_s is None or track.phase not in (Phase.OBSERVING, Phase.DECLINED):
+            return 0.0
+        plan = self._flip.installation.plan
+        expected = self._memory.expectation(plan, None, step_s if self._on_cpu else None)
+        return forgone_s(step_s * track.steps, expected)
 
     def _is_time_to_look(self, track: Track) -> bool:
         """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import torch
 
@@ -83,7 +84,17 @@ class Memory:
         self._history: list[tuple[float, float]] | None = None
 
     def of(self, signature: StepSignature) -> Profile | None:
-        """What is known about steps of this signature; the disk is asked once for each."""
+        """What is known about compiled steps of this signature."""
+        known = self._found(signature)
+        return None if known is None or known.verdict == "declined" else known
+
+    def forgone_s(self, signature: StepSignature) -> float:
+        """Seconds that compiled code would have saved in earlier runs, none of which has compiled it."""
+        known = self._found(signature)
+        return (known.forgone_s or 0.0) if known is not None else 0.0
+
+    def _found(self, signature: StepSignature) -> Profile | None:
+        """The disk is asked once for each."""
         if self._store is None:
             return None
         if signature not in self._known:
@@ -134,7 +145,11 @@ class Memory:
         verdict = self._verdict(report)
         if self._store is None or verdict is None:
             return
-        self._store.remember(self._profile(signature, report, verdict, compile_s, warm))
+        profile = self._profile(signature, report, verdict)
+        learned = (
+            replace(profile, warm_compile_s=compile_s) if warm else replace(profile, compile_s=compile_s)
+        )
+        self._store.remember(learned)
         if compile_s > 0:
             self._store.add_compile_sample(
                 CompileSample(
@@ -147,6 +162,12 @@ class Memory:
                 )
             )
 
+    def learn_forgone(self, signature: StepSignature, report: Report, seconds: float) -> None:
+        """Keep what compiled code would have saved in a run that declined, for a later one to weigh."""
+        if self._store is not None and seconds > 0 and self.of(signature) is None:
+            profile = self._profile(signature, report, "declined")
+            self._store.remember(replace(profile, forgone_s=seconds))
+
     def _verdict(self, report: Report) -> str | None:
         """``bad`` is what was measured too slow. What failed may be mended, so it is tried again."""
         if report.phase == "steady":
@@ -155,9 +176,7 @@ class Memory:
             return "bad" if report.speedup.value < self._min_speedup else None
         return "unknown" if report.phase in ("settling", "refining") else None
 
-    def _profile(
-        self, signature: StepSignature, report: Report, verdict: str, compile_s: float, warm: bool
-    ) -> Profile:
+    def _profile(self, signature: StepSignature, report: Report, verdict: str) -> Profile:
         assert self._store is not None
         ratio, known = report.speedup, self.of(signature)
         tried = [*(known.tried if known is not None else ()), *report.tried]
@@ -175,8 +194,6 @@ class Memory:
             pairs=0 if ratio is None else ratio.n,
             eager_s=None if report.eager_ms is None else 1e-3 * report.eager_ms.median,
             compiled_s=None if report.compiled_ms is None else 1e-3 * report.compiled_ms.median,
-            compile_s=None if warm else compile_s,
-            warm_compile_s=compile_s if warm else None,
         )
 
     def _cold_compiles(self) -> list[tuple[float, float]]:

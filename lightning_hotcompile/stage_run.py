@@ -168,6 +168,7 @@ class StageRun:
                 compile_s=installed.timer.seconds,
                 warm=installed.was_warm,
             )
+            self._memory.learn_forgone(track.signature, report, session.judge.forgone_s(track))
         if session.steps:
             self._log(scalars(report, PHASE_NUMBER))
             self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile, flip, judge
+from lightning_hotcompile import HotCompile, flip, judge, memory
 from lightning_hotcompile.plan import forecast
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.prewarm import choice
@@ -60,8 +62,6 @@ def _forget_costs(folder: Path) -> None:
     """So that the forecast of the second run is about the verdict and not about these seconds."""
     from dataclasses import replace
 
-    from lightning_hotcompile.store.profiles import Profile
-
     for path in Store(folder)._records.profiles():
         known = Profile.from_bytes(path.read_bytes())
         cheap = replace(
@@ -102,10 +102,57 @@ def test_a_child_process_that_is_to_compile_is_in_the_forecast(
     )
     monkeypatch.setattr(forecast, "BASE_COMPILE_S", 40.0)
     monkeypatch.setattr(judge.Surroundings, "here", lambda **_: around)
+    monkeypatch.setattr(memory, "expected_speedup", lambda *_: 2.0)
     callback = learning(tmp_path / "s", backend="inductor", scope="step", prewarm="auto", cost_gate=True)
     fit(seeded(Net), [callback], max_epochs=1, limit_train_batches=8)
     assert callback.report.phase == "declined"
-    assert "costs about 6 s" in callback.report.reason  # 15% of 40 s: there is a spare core
+    assert "a child process would compile for about 40 s" in callback.report.reason
+
+
+@pytest.fixture
+def a_long_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """240 steps take 0.24 s, of which compiled code saves 0.048 s; to compile takes 0.09 s."""
+    monkeypatch.setattr(Ledger, "eager_step_s", 0.001)
+    monkeypatch.setattr(memory, "expected_speedup", lambda *_: 1.25)
+    monkeypatch.setattr(forecast, "BASE_COMPILE_S", 0.09)
+
+
+def the_profile(folder: Path) -> Profile | None:
+    files = Store(folder)._records.profiles()
+    return Profile.from_bytes(files[0].read_bytes()) if files else None
+
+
+def test_runs_that_are_too_short_one_by_one_compile_after_a_while(
+    tmp_path: Path, a_long_compile: None
+) -> None:
+    runs, known = [learning(tmp_path / "s", scope="step") for _ in range(3)], []
+    for callback in runs:
+        fit(seeded(Net), [callback], max_epochs=20)
+        known.append(the_profile(tmp_path / "s"))
+    assert [callback.report.phase for callback in runs] == ["declined", "declined", "steady"]
+    assert [p and p.verdict for p in known] == ["declined", "declined", "good"]
+    saved = 0.048 - forecast.WARM_SHARE * 0.09
+    assert [p and p.forgone_s for p in known[:2]] == pytest.approx([saved, 2 * saved], rel=1e-3)
+    assert known[2] is not None
+    assert known[2].forgone_s is None
+    assert "worth it for the runs to come" in runs[2].report.decision
+    assert "earlier runs that declined would have saved 0.1 s" in runs[2].report.decision
+
+
+def test_a_run_that_would_save_nothing_forgoes_nothing(tmp_path: Path, a_long_compile: None) -> None:
+    callback = learning(tmp_path / "s", scope="step")
+    fit(seeded(Net), [callback], max_epochs=1)
+    assert callback.report.phase == "declined"
+    assert the_profile(tmp_path / "s") is None
+
+
+def test_what_is_declined_since_it_was_slow_forgoes_nothing(tmp_path: Path, a_long_compile: None) -> None:
+    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=60)
+    before = the_profile(tmp_path / "s")
+    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=20)
+    assert before is not None
+    assert before.verdict == "bad"
+    assert the_profile(tmp_path / "s") == before
 
 
 def test_a_plan_that_was_too_slow_is_declined_at_once_in_the_next_run(tmp_path: Path) -> None:

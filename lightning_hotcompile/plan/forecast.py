@@ -27,6 +27,9 @@ SECONDS_PER_TENSOR = 0.45
 WARM_SHARE = 0.15
 """Compile time with a full compiler cache over that with an empty one (a GPT of 4 blocks: 2 s of 14)."""
 
+LENT = 0.2
+"""Share of the time that is left by which a run may become longer, so that the runs after it are shorter."""
+
 RECENT = 20
 """So many of this machine's last compiles say how fast it compiles."""
 
@@ -53,6 +56,9 @@ class Expectation:
 
     lost_share: float = 1.0
     """Share of the compile time that the run loses: all of it, or less where a child process compiles."""
+
+    forgone_s: float = 0.0
+    """Seconds that compiled code would have saved in earlier runs of the same step, all of which declined."""
 
     @property
     def cost_s(self) -> float:
@@ -103,7 +109,8 @@ def forecast(
 
     If the number of steps left is unknown, the rule is that of renting or buying skis: compile once
     the run has taken as long as compiling costs. Whatever the length turns out to be, that takes at
-    most about twice the time of the better choice.
+    most about twice the time of the better choice. By the same rule runs that are too short one by one
+    compile once they would have saved together what compiling costs.
 
     Args:
         remaining_steps: steps that are left, ``None`` if unknown.
@@ -116,16 +123,15 @@ def forecast(
         return Decision(go=True, reason="no step was measured yet: threshold=0 compiles at once")
     if remaining_steps is None:
         return _of_unknown_length(step_s, spent_s, cost)
-    faster_s = max(0.0, remaining_steps * step_s - expected.wait_s)
-    saving = faster_s * (1 - 1 / expected.speedup)
-    gain = f"{'the measured' if expected.measured else 'an assumed'} speed-up of {expected.speedup:.2f}x"
-    saves = f"saves about {saving:.1f} s" if saving >= 0.05 else "saves nothing"
-    facts = (
-        f"{remaining_steps:,} steps of {_ms(step_s)} are left, at {gain} "
-        f"compiling {saves} and costs about {cost:.0f} s"
-    )
+    left_s = remaining_steps * step_s
+    saving = max(0.0, left_s - expected.wait_s) * (1 - 1 / expected.speedup)
+    facts = f"{remaining_steps:,} steps of {_ms(step_s)} are left, {_prospects(expected, left_s, saving)}"
     go, words = saving > cost, "worth it" if saving > cost else "not worth it"
-    if not go and not expected.measured and cost < CHEAP * remaining_steps * step_s:
+    lent = cost - saving
+    if not go and 0 < saving > cost - expected.forgone_s and lent < LENT * left_s:
+        go, words = True, "worth it for the runs to come"
+        facts += f"; earlier runs that declined would have saved {expected.forgone_s:.1f} s"
+    if not go and not expected.measured and cost < CHEAP * left_s:
         go, words = True, f"worth finding out, since it costs less than {CHEAP:.0%} of what is left"
     return Decision(
         go=go,
@@ -133,6 +139,24 @@ def forecast(
         expected_cost_s=cost,
         expected_saving_s=saving,
     )
+
+
+def _prospects(expected: Expectation, left_s: float, saving: float) -> str:
+    if left_s <= expected.wait_s > 0 and expected.speedup > 1:
+        return f"in all {left_s:.1f} s, and a child process would compile for about {expected.wait_s:.0f} s"
+    gain = f"{'the measured' if expected.measured else 'an assumed'} speed-up of {expected.speedup:.2f}x"
+    saves = f"saves about {saving:.1f} s" if saving >= 0.05 else "saves nothing"
+    return f"at {gain} compiling {saves} and costs about {expected.cost_s:.0f} s"
+
+
+def forgone_s(eager_s: float, expected: Expectation) -> float:
+    """Seconds that a run would have saved, had its compiled code been in the compiler's cache.
+
+    Args:
+        eager_s: seconds that its steps took.
+        expected: cost and gain; the cost is that of an empty cache.
+    """
+    return max(0.0, eager_s * (1 - 1 / expected.speedup) - WARM_SHARE * expected.compile_s)
 
 
 def worth_one_more(

@@ -66,8 +66,9 @@ def _record_row(kind: str, path: Path, describe: Callable[[Path], str]) -> Store
 def _describe_profile(path: Path) -> str:
     profile = Profile.from_bytes(read_file(path, MOST_BYTES))
     speedup = "" if profile.speedup is None else f", {profile.speedup:.2f}x"
+    forgone = "" if profile.forgone_s is None else f", {profile.forgone_s:.1f} s forgone"
     runs = "1 run" if profile.runs == 1 else f"{profile.runs} runs"
-    return f"{profile.verdict}{speedup}, scope {profile.scope}, {runs}, {profile.when}"
+    return f"{profile.verdict}{speedup}{forgone}, scope {profile.scope}, {runs}, {profile.when}"
 
 
 def _describe_samples(path: Path) -> str:

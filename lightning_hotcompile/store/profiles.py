@@ -10,10 +10,9 @@ from lightning_hotcompile.store import checked
 from lightning_hotcompile.store.checked import InvalidRecord
 from lightning_hotcompile.store.hardware import Machine, as_tuple, digest_of
 
-FORMAT = 1
+FORMAT = 2
 KIND = "hotcompile profile"
 MOST_BYTES = 64 * 1024
-VERDICTS = ("good", "bad", "unknown")
 _MOST_REASON = 2000
 _CLOCK_IS_WRONG = timedelta(days=1)
 
@@ -78,7 +77,8 @@ class Profile:
 
     Args:
         key: for what this holds.
-        verdict: ``good`` (kept), ``bad`` (declined or taken back), ``unknown`` (the run ended too early).
+        verdict: ``good`` (kept), ``bad`` (measured and taken back), ``unknown`` (the run ended before it was
+            measured), ``declined`` (by the forecast: nothing was compiled).
         reason: why, in words; cut to 2000 characters.
         scope: the plan's scope, for people.
         eager_parts: parts of the plan that were left eager, since the step is faster without them.
@@ -91,6 +91,7 @@ class Profile:
         compiled_s: seconds of a compiled step.
         compile_s: seconds of compiling with an empty compiler cache.
         warm_compile_s: seconds of compiling with a full one.
+        forgone_s: seconds that compiled code would have saved in runs that declined; of ``declined`` only.
         when: UTC in ISO 8601, see :func:`utc_now`.
         runs: runs that this profile stands for.
 
@@ -113,6 +114,7 @@ class Profile:
     compiled_s: float | None = None
     compile_s: float | None = None
     warm_compile_s: float | None = None
+    forgone_s: float | None = None
     runs: int = 1
 
     def __post_init__(self) -> None:
@@ -143,6 +145,9 @@ class Profile:
         return cls(**{**fields, **tuples, "key": ProfileKey.from_dict(fields["key"])})
 
 
+_WEIGHT = {"good": 2, "bad": 2, "unknown": 1, "declined": 0}
+"""How much a verdict says, by its name."""
+
 _KEY_RULES = {
     "plan": _NAME,
     "signature": _NAME,
@@ -153,7 +158,7 @@ _KEY_RULES = {
 
 _RULES = {
     "key": checked.of_type(ProfileKey),
-    "verdict": checked.one_of(*VERDICTS),
+    "verdict": checked.one_of(*_WEIGHT),
     "reason": checked.already(_clean),
     "scope": _LINE,
     "when": checked.utc_time(),
@@ -167,6 +172,7 @@ _RULES = {
     "compiled_s": _SECONDS,
     "compile_s": _SECONDS,
     "warm_compile_s": _SECONDS,
+    "forgone_s": _SECONDS,
     "runs": checked.whole(1, 1_000_000_000),
 }
 
@@ -180,15 +186,18 @@ _COSTS = ("eager_s", "compiled_s", "compile_s", "warm_compile_s")
 def merged(one: Profile, other: Profile, *, now: str) -> Profile:
     """Two profiles of the same key as one: the newer wins, and what only the older knows is kept.
 
-    A judgement is taken over as a whole, and a run that ended too early to judge replaces none. A
+    A judgement is taken over as a whole, and a run that ended too early to judge replaces none; one that
+    compiled nothing does not replace one that did. What runs have forgone adds up until one compiles. A
     profile from more than a day after ``now`` (a wrong clock) counts as the older one.
     """
     older, newer = sorted((one, other), key=lambda p: _age_key(p, now))
-    judge = older if newer.verdict == "unknown" else newer
+    judge = max(newer, older, key=lambda p: _WEIGHT[p.verdict])  # of two with the same weight the newer
     fields = {name: getattr(judge, name) for name in _JUDGEMENT}
     for name in _COSTS:
         known = getattr(newer, name)
         fields[name] = getattr(older, name) if known is None else known
+    declined = judge.verdict == "declined"
+    fields["forgone_s"] = min((one.forgone_s or 0.0) + (other.forgone_s or 0.0), 1e7) if declined else None
     runs = min(one.runs + other.runs, 1_000_000_000)
     return dataclasses.replace(newer, **fields, runs=runs)
 

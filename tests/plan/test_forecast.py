@@ -15,12 +15,14 @@ from lightning_hotcompile.plan.forecast import (
     GAIN_OF_ONE_MORE,
     SECONDS_PER_REGION,
     SECONDS_PER_TENSOR,
+    WARM_SHARE,
     Decision,
     Expectation,
     assumed_compile_s,
     expected_compile_s,
     expected_speedup,
     forecast,
+    forgone_s,
     worth_one_more,
 )
 from lightning_hotcompile.plan.prior import PRIOR, Line, fitted
@@ -86,6 +88,49 @@ def test_a_child_process_makes_it_cheaper_but_the_gain_comes_later() -> None:
     assert [f.expected_saving_s for f in found] == pytest.approx([0.0, 0.0, 14 / 3, 16 / 3])
     assert [f.go for f in found] == [False, False, False, True]
     assert not forecast(remaining_steps=360, step_s=0.1, expected=inline).go
+
+
+class TestRunsBefore:
+    """What runs that declined would have saved counts, within bounds."""
+
+    def decided(self, forgone_s: float, *, steps: int = 1000, speedup: float = 1.25) -> Decision:
+        expected = Expectation(compile_s=30.0, speedup=speedup, forgone_s=forgone_s)
+        return forecast(remaining_steps=steps, step_s=0.1, expected=expected)
+
+    @pytest.mark.parametrize(("forgone_s", "go"), [(0.0, False), (9.9, False), (10.1, True), (99.0, True)])
+    def test_it_goes_once_they_have_forgone_what_is_missing(self, forgone_s: float, go: bool) -> None:
+        assert self.decided(forgone_s).go is go  # saves 20 s of 30 s
+
+    def test_the_reason_names_them(self) -> None:
+        assert self.decided(12.0).reason == (
+            "worth it for the runs to come: 1,000 steps of 100 ms are left, at an assumed speed-up of 1.25x "
+            "compiling saves about 20.0 s and costs about 30 s; earlier runs that declined would have saved "
+            "12.0 s"
+        )
+
+    def test_no_run_becomes_much_longer_for_others(self) -> None:
+        assert not self.decided(1e6, steps=700).go  # 14 s of 70 s are saved, 16 s are lent
+        assert self.decided(1e6, steps=760).go
+
+    def test_what_slows_down_is_not_compiled_for_any_others_either(self) -> None:
+        assert not self.decided(1e6, speedup=0.9).go
+
+    def test_nor_is_what_would_not_be_done_in_time(self) -> None:
+        expected = Expectation(compile_s=120.0, speedup=2.0, lost_share=0.01, forgone_s=1e6)
+        assert not forecast(remaining_steps=1000, step_s=0.1, expected=expected).go
+
+    def test_a_run_forgoes_what_it_would_save_with_full_caches(self) -> None:
+        assert forgone_s(100.0, expect(20.0, 1.25)) == pytest.approx(20.0 - WARM_SHARE * 20.0)
+        assert forgone_s(5.0, expect(20.0, 1.25)) == 0.0
+        assert forgone_s(100.0, expect(20.0, 0.9)) == 0.0
+
+
+def test_a_child_process_that_would_not_be_done_in_time_is_named() -> None:
+    ahead = Expectation(compile_s=20.0, speedup=1.5, lost_share=0.25)
+    assert forecast(remaining_steps=199, step_s=0.1, expected=ahead).reason == (
+        "not worth it: 199 steps of 100 ms are left, in all 19.9 s, and a child process would compile for "
+        "about 20 s"
+    )
 
 
 def test_even_is_not_enough() -> None:

@@ -51,9 +51,9 @@ BROKEN: dict[str, bytes] = {
     "nested too deeply": b"[" * 100_000,
     "a number of too many digits": b"1" * 10_000,
     "another kind": profile().to_bytes().replace(KIND.encode(), b"something else"),
-    "format 0": profile().to_bytes().replace(b'"format": 1', b'"format": 0'),
-    "format true": profile().to_bytes().replace(b'"format": 1', b'"format": true'),
-    "format 1.0": profile().to_bytes().replace(b'"format": 1', b'"format": 1.0'),
+    "format 0": profile().to_bytes().replace(b'"format": 2', b'"format": 0'),
+    "format true": profile().to_bytes().replace(b'"format": 2', b'"format": true'),
+    "format 2.0": profile().to_bytes().replace(b'"format": 2', b'"format": 2.0'),
     "NaN": profile().to_bytes().replace(b"20.5", b"NaN"),
     "infinity": profile().to_bytes().replace(b"20.5", b"Infinity"),
     "infinity as a large number": profile().to_bytes().replace(b"20.5", b"1e999"),
@@ -95,8 +95,8 @@ def test_broken_content_is_refused(name: str) -> None:
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:
-    with pytest.raises(NewerFormat, match=r"format 2.*up to 1"):
-        Profile.from_bytes(profile().to_bytes().replace(b'"format": 1', b'"format": 2'))
+    with pytest.raises(NewerFormat, match=r"format 3.*up to 2"):
+        Profile.from_bytes(profile().to_bytes().replace(b'"format": 2', b'"format": 3'))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,20 @@ class TestMerged:
         result = merged(profile(runs=3), unmeasured(when=LATER, eager_s=0.5), now=LATER)
         assert (result.verdict, result.speedup, result.pairs, result.runs) == ("good", 1.3, 40, 4)
         assert (result.eager_s, result.when) == (0.5, LATER)
+
+    def test_what_runs_have_forgone_adds_up_until_one_compiles(self) -> None:
+        one = unmeasured(verdict="declined", forgone_s=3.0)
+        two = merged(one, unmeasured(verdict="declined", forgone_s=4.0, when=LATER), now=LATER)
+        assert (two.verdict, two.forgone_s, two.runs) == ("declined", 7.0, 2)
+        for verdict in ("good", "bad", "unknown"):
+            compiled = merged(two, unmeasured(verdict=verdict, when=LATER), now=LATER)
+            assert (compiled.verdict, compiled.forgone_s) == (verdict, None)
+
+    def test_a_run_that_compiled_nothing_replaces_none_that_did(self) -> None:
+        for known in (profile(), unmeasured(compile_s=9.0)):
+            result = merged(known, unmeasured(verdict="declined", forgone_s=3.0, when=LATER), now=LATER)
+            assert (result.verdict, result.speedup, result.forgone_s) == (known.verdict, known.speedup, None)
+            assert result.compile_s == known.compile_s
 
     def test_a_clock_that_was_wrong_does_not_win_for_ever(self) -> None:
         wrong = profile(verdict="bad", when="2099-01-01T00:00:00+00:00")

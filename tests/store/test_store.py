@@ -128,9 +128,9 @@ class TestDamage:
     def test_what_a_newer_version_wrote_is_told_and_left_alone(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)
         path = store.path_of(key())
-        newer = profile().to_bytes().replace(b'"format": 1', b'"format": 2')
+        newer = profile().to_bytes().replace(b'"format": 2', b'"format": 3')
         path.write_bytes(newer)
-        with pytest.warns(HotCompileWarning, match=r"is not used: it has format 2"):
+        with pytest.warns(HotCompileWarning, match=r"is not used: it has format 3"):
             assert store.find(key()) is None
         assert store.remember(profile()) is False
         assert path.read_bytes() == newer
