@@ -100,14 +100,16 @@ def estimate_ratio(eager: Run, probe_steps: int) -> float | None:
 
 def drift(runs: Runs, probe_steps: int) -> float | None:
     """Eager's steady step at the end of a case over the one at its beginning."""
-    first, last = _only(runs, EAGER), _only(runs, AGAIN)
+    first, last = longest(runs, EAGER), longest(runs, AGAIN)
     if first is None or last is None or probe_steps not in first.marks:
         return None
     return last.end.steady_s / first.marks[probe_steps].steady_s
 
 
-def _only(runs: Runs, arm: str) -> Run | None:
-    return next((run for (name, _, _), run in runs.items() if name == arm), None)
+def longest(runs: Runs, arm: str) -> Run | None:
+    """The longest training of an arm."""
+    found = [run for (name, _, _), run in runs.items() if name == arm]
+    return max(found, key=lambda run: run.steps, default=None)
 
 
 def cells_of(case: str, runs: Runs, lengths: Sequence[int], probe_steps: int) -> list[Cell]:
@@ -127,7 +129,10 @@ def _others(runs: Runs, steps: int, cache: str) -> dict[str, Run]:
     for (arm, _, state), run in runs.items():
         if arm not in (HOTCOMPILE, AGAIN) and (state == cache or arm == EAGER):
             found.setdefault(arm, []).append(run)
-    return {arm: max(them, key=lambda r: (steps in r.marks, r.steps)) for arm, them in found.items()}
+    return {
+        arm: max(them, key=lambda r: (r.steps == steps, steps in r.marks, r.steps))
+        for arm, them in found.items()
+    }
 
 
 def _cell(

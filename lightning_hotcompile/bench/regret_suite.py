@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
@@ -16,11 +16,12 @@ from lightning_hotcompile.bench import provenance, tables
 from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.progress import progress_bar
-from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift, estimate_ratio
+from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift, estimate_ratio, longest
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import ProcessRunner, Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
 
+_T = TypeVar("_T")
 Runner = Callable[[str, str, int, Sequence[int], Path], Run]
 
 ALL = "all"
@@ -48,6 +49,12 @@ class RegretSuite:
     probe_steps: int = 96
     """Steps of an arm from which its longer trainings are estimated: six cycles of the batches."""
 
+    turns: int = 3
+    """Trainings of eager and of the callback, in turns, at each length up to ``turns_up_to``."""
+
+    turns_up_to: int = 500
+    """Steps; the time of one short training is a matter of luck."""
+
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the callback."""
 
@@ -55,8 +62,9 @@ class RegretSuite:
         _known("cases", [*self.cases, *self.quick_cases], CASES)
         _known("arms", self.arms, ARMS)
         for steps in (*self.lengths, *self.quick_lengths, self.probe_steps):
-            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ConfigError(f"a length of {steps!r} is not allowed: give whole numbers of 1 or more.")
+            _whole("a length", steps, 1)
+        _whole("turns", self.turns, 1)
+        _whole("turns_up_to", self.turns_up_to, 0)
         if not self.lengths or not self.quick_lengths:
             raise ConfigError("no length is left: give one or more, for example suite.lengths=[500].")
 
@@ -77,19 +85,31 @@ class RegretSuite:
 
     def tasks(self) -> list[Task]:
         """All trainings, case by case."""
-        return [task for case in self.cases for task in self._tasks(case)]
+        return list({task.key: task for case in self.cases for task in self._tasks(case)}.values())
 
     def _tasks(self, case: str) -> Iterator[Task]:
         """Eager first and last, between them the callback's trainings among those of the other arms."""
-        longest, eager = max(self.lengths), EAGER in self.arms
+        eager = EAGER in self.arms
         if eager:
-            yield Task(case=case, arm=EAGER, steps=longest, caches=CACHES[:1])
-        others = [(arm, self.probe_steps) for arm in self.arms if arm not in (EAGER, HOTCOMPILE)]
-        ours = [(HOTCOMPILE, steps) for steps in self.lengths] if HOTCOMPILE in self.arms else []
-        for arm, steps in _interleaved(others, ours):
-            yield Task(case=case, arm=arm, steps=steps, caches=CACHES)
+            yield Task(case=case, arm=EAGER, steps=max(self.lengths), caches=CACHES[:1])
+        others = [
+            [Task(case=case, arm=arm, steps=self.probe_steps, caches=CACHES)]
+            for arm in self.arms
+            if arm not in (EAGER, HOTCOMPILE)
+        ]
+        ours = [self._callback(case, steps) for steps in self.lengths] if HOTCOMPILE in self.arms else []
+        for tasks in _interleaved(others, ours):
+            yield from tasks
         if eager:
             yield Task(case=case, arm=AGAIN, steps=self.probe_steps, caches=CACHES[:1])
+
+    def _callback(self, case: str, steps: int) -> list[Task]:
+        """The callback at one length; at a short one in turns with eager."""
+        ours = Task(case=case, arm=HOTCOMPILE, steps=steps, caches=CACHES)
+        if steps > self.turns_up_to:
+            return [ours]
+        eager = [Task(case=case, arm=EAGER, steps=steps, caches=CACHES[:1])] if EAGER in self.arms else []
+        return [dataclasses.replace(task, turn=turn) for turn in range(self.turns) for task in (*eager, ours)]
 
     @property
     def marks(self) -> list[int]:
@@ -126,7 +146,7 @@ class RegretSuite:
             for task in work:
                 progress.update(total, description=str(task))
                 trouble = _do(task, self.marks, runner, results)
-                said = f"cannot be run: {trouble}" if trouble else _seconds(results.runs(task.case), task)
+                said = f"cannot be run: {trouble}" if trouble else _seconds(results.of(task))
                 console.print(f"{task}: {said}", highlight=False, soft_wrap=True)
                 progress.advance(total, expected_s(task))
                 self.write(results, facts)  # at once: whoever stops here loses nothing
@@ -161,10 +181,15 @@ class RegretSuite:
             }
             for case in results.cases
             for runs in [results.runs(case)]
-            for eager in [run for (arm, _, _), run in runs.items() if arm == EAGER][:1]
+            if (eager := longest(runs, EAGER)) is not None
         }
         tables.write(results, cells, {**results.setting, **facts, "eager_checks": checks})
         return cells
+
+
+def _whole(what: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{what} of {value!r} is not allowed: give whole numbers of {least} or more.")
 
 
 def _known(what: str, names: Sequence[str], known: Mapping[str, object]) -> None:
@@ -174,9 +199,7 @@ def _known(what: str, names: Sequence[str], known: Mapping[str, object]) -> None
             raise ConfigError(f"{what}: {name!r} is unknown: use {', '.join(known)}{hint}.")
 
 
-def _interleaved(
-    first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]
-) -> list[tuple[str, int]]:
+def _interleaved(first: Sequence[_T], second: Sequence[_T]) -> list[_T]:
     """One of each in turn, then what is left of the longer one."""
     both = [item for pair in zip(first, second, strict=False) for item in pair]
     return [*both, *first[len(second) :], *second[len(first) :]]
@@ -196,9 +219,8 @@ def _do(task: Task, marks: Sequence[int], runner: Runner, results: Results) -> s
     return None
 
 
-def _seconds(runs: Mapping[tuple[str, int, str], Run], task: Task) -> str:
-    found = {cache: runs[task.arm, task.steps, cache] for cache in task.caches}
-    return ", ".join(f"{cache} {run.wall_s:.2f} s {run.phase}".strip() for cache, run in found.items())
+def _seconds(runs: Mapping[str, Run]) -> str:
+    return ", ".join(f"{cache} {run.wall_s:.2f} s {run.phase}".strip() for cache, run in runs.items())
 
 
 def _warm_up(work: Sequence[Task], runner: Runner, progress: Progress) -> None:

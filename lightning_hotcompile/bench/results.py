@@ -19,14 +19,24 @@ class Task:
     arm: str
     steps: int
     caches: tuple[str, ...]
+    turn: int = 0
+    """Equal tasks with different turns are done anew; of their runs the one with the middle time counts."""
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         """What tells it from the others."""
-        return self.case, self.arm, self.steps
+        return self.case, self.arm, self.steps, self.turn
 
     def __str__(self) -> str:
-        return f"{self.case}: {self.arm}, {self.steps} steps"
+        return _name(self.key)
+
+
+Key = tuple[str, str, int, int]
+
+
+def _name(key: Key) -> str:
+    case, arm, steps, turn = key
+    return f"{case}: {arm}, {steps} steps{f', turn {turn + 1}' if turn else ''}"
 
 
 class Results:
@@ -42,8 +52,8 @@ class Results:
 
     def __init__(self, folder: Path, setting: Mapping[str, Any]) -> None:
         self._records = RecordFile(folder / "regret.json", setting)
-        self._runs: dict[tuple[str, str, int], dict[str, Run]] = {}
-        self._failures: dict[tuple[str, str, int], str] = {}
+        self._runs: dict[Key, dict[str, Run]] = {}
+        self._failures: dict[Key, str] = {}
         self._read()
 
     @property
@@ -60,6 +70,10 @@ class Results:
         """Whether all trainings of a task were successful."""
         return set(task.caches) <= set(self._runs.get(task.key, {}))
 
+    def of(self, task: Task) -> dict[str, Run]:
+        """The trainings of a task that was successful, by the state of the cache."""
+        return self._runs[task.key]
+
     def add(self, task: Task, runs: Mapping[str, Run]) -> None:
         """A task is finished; ``runs`` by the state of the cache."""
         self._runs[task.key] = dict(runs)
@@ -72,21 +86,20 @@ class Results:
     @property
     def cases(self) -> list[str]:
         """Those with a training, in the order of the first ones."""
-        return list(dict.fromkeys(case for case, _, _ in self._runs))
+        return list(dict.fromkeys(case for case, *_ in self._runs))
 
     def runs(self, case: str) -> dict[tuple[str, int, str], Run]:
-        """The trainings of one case by arm, steps and cache."""
-        return {
-            (arm, steps, cache): run
-            for (name, arm, steps), by_cache in self._runs.items()
-            if name == case
-            for cache, run in by_cache.items()
-        }
+        """The trainings of one case by arm, steps and cache; of several turns the one in the middle."""
+        turns: dict[tuple[str, int, str], list[Run]] = {}
+        for (name, arm, steps, _), by_cache in self._runs.items():
+            for cache, run in by_cache.items() if name == case else ():
+                turns.setdefault((arm, steps, cache), []).append(run)
+        return {key: median(runs) for key, runs in turns.items()}
 
     @property
     def failures(self) -> list[str]:
         """One sentence for each task that failed."""
-        return [f"{case}: {arm}, {steps} steps: {why}" for (case, arm, steps), why in self._failures.items()]
+        return [f"{_name(key)}: {why}" for key, why in self._failures.items()]
 
     def write(self, facts: Mapping[str, Any]) -> None:
         """Replace the file in one step; ``facts`` go into it for readers and are not read back."""
@@ -106,6 +119,11 @@ class Results:
             self._failures[_key(entry["task"])] = entry["why"]
 
 
-def _key(task: Sequence[Any]) -> tuple[str, str, int]:
-    case, arm, steps = task
-    return case, arm, steps
+def median(runs: Sequence[Run]) -> Run:
+    """The one with the median wall time; of an even number the faster one of the two in the middle."""
+    return sorted(runs, key=lambda run: run.wall_s)[(len(runs) - 1) // 2]
+
+
+def _key(task: Sequence[Any]) -> Key:
+    case, arm, steps, turn = task
+    return case, arm, steps, turn

@@ -31,10 +31,11 @@ Regret is the wall time of `Trainer.fit` with the callback over that of the fast
 replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
 has a process and, when cold, empty folders of its own; warm is the second one with the same folders.
 
-The callback is measured at each length, and so is eager (one training of the longest length, read off
-on its way). The compiled arms train for some steps only, cold and warm, and are carried on by their steady
-step: the median for each batch of the cycle over the second half. That leaves out rare slow steps, which
-the callback's own time has, so an estimate is rather too short and regret rather too large. How far off such
+The callback is measured at each length, and so is eager: one training of the longest length, and at the
+short ones some in turns with the callback's, of which the one with the median time counts. The compiled arms
+train for some steps only, cold and warm, and are carried on by their steady step: the median for each batch
+of the cycle over the second half. That leaves out rare slow steps, which the callback's own time has, so an
+estimate is rather too short and regret rather too large. How far off such
 an estimate is can be seen with eager, which has both."""
 
 

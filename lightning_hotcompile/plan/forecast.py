@@ -125,7 +125,7 @@ def forecast(
         return _of_unknown_length(step_s, spent_s, cost)
     left_s = remaining_steps * step_s
     saving = max(0.0, left_s - expected.wait_s) * (1 - 1 / expected.speedup)
-    facts = f"{remaining_steps:,} steps of {_ms(step_s)} are left, {_prospects(expected, left_s, saving)}"
+    facts = _facts(remaining_steps, step_s, expected, saving)
     go, words = saving > cost, "worth it" if saving > cost else "not worth it"
     lent = cost - saving
     if not go and 0 < saving > cost - expected.forgone_s and lent < LENT * left_s:
@@ -141,12 +141,16 @@ def forecast(
     )
 
 
-def _prospects(expected: Expectation, left_s: float, saving: float) -> str:
+def _facts(remaining_steps: int, step_s: float, expected: Expectation, saving: float) -> str:
+    left, left_s = f"{remaining_steps:,} steps of {_ms(step_s)}", remaining_steps * step_s
     if left_s <= expected.wait_s > 0 and expected.speedup > 1:
-        return f"in all {left_s:.1f} s, and a child process would compile for about {expected.wait_s:.0f} s"
+        return (
+            f"{left} are left, in all {left_s:.1f} s, and a child process would compile for about "
+            f"{expected.wait_s:.0f} s"
+        )
     gain = f"{'the measured' if expected.measured else 'an assumed'} speed-up of {expected.speedup:.2f}x"
     saves = f"saves about {saving:.1f} s" if saving >= 0.05 else "saves nothing"
-    return f"at {gain} compiling {saves} and costs about {expected.cost_s:.0f} s"
+    return f"{left} are left, at {gain} compiling {saves} and costs about {expected.cost_s:.0f} s"
 
 
 def forgone_s(eager_s: float, expected: Expectation) -> float:

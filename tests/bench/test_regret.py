@@ -82,7 +82,7 @@ class FakeRunner:
 
 
 def a_suite(**changes: object) -> RegretSuite:
-    suite = RegretSuite(cases=["mlp"], lengths=[50, 5000], quick_cases=["gan"], quick_lengths=[50])
+    suite = RegretSuite(cases=["mlp"], lengths=[50, 5000], quick_cases=["gan"], quick_lengths=[50], turns=1)
     return dataclasses.replace(suite, **changes)  # type: ignore[arg-type]
 
 
@@ -234,6 +234,7 @@ def test_the_callback_runs_between_the_other_arms() -> None:
     assert arms == [
         ("eager", 5000),
         ("model", 96),
+        ("eager", 50),
         ("hotcompile", 50),
         ("blocks", 96),
         ("hotcompile", 5000),
@@ -241,6 +242,28 @@ def test_the_callback_runs_between_the_other_arms() -> None:
         ("step+optimizer", 96),
         (AGAIN, 96),
     ]
+
+
+def test_short_trainings_are_done_in_turns_with_eager() -> None:
+    tasks = a_suite(turns=2, lengths=[50, 400, 500, 501], turns_up_to=500).tasks()
+    assert len({task.key for task in tasks}) == len(tasks)
+    short = [(task.arm, task.steps, task.turn) for task in tasks if task.steps in (50, 500)]
+    assert short == [
+        (arm, steps, turn) for steps in (50, 500) for turn in (0, 1) for arm in ("eager", "hotcompile")
+    ]
+    assert [task.turn for task in tasks if task.steps == 501] == [0, 0]
+
+
+def test_the_longest_length_may_be_a_short_one() -> None:
+    tasks = a_suite(turns=2, lengths=[50]).tasks()
+    assert [task.turn for task in tasks if (task.arm, task.steps) == ("eager", 50)] == [0, 1]
+
+
+def test_the_training_with_the_median_time_counts(tmp_path: Path) -> None:
+    results, runs = Results(tmp_path, {}), [a_run(50, step_s) for step_s in (0.04, 0.01, 0.02)]
+    for turn, run in enumerate(runs):
+        results.add(Task(case="mlp", arm="eager", steps=50, caches=("cold",), turn=turn), {"cold": run})
+    assert results.runs("mlp") == {("eager", 50, "cold"): runs[2]}
 
 
 def test_cold_and_warm_share_a_folder_that_nobody_else_has(tmp_path: Path) -> None:
@@ -283,6 +306,8 @@ def test_wrong_choices_are_refused_by_name() -> None:
         a_suite(arms=["stepp"])
     with pytest.raises(ConfigError, match="length of 0"):
         a_suite(lengths=[0])
+    with pytest.raises(ConfigError, match="turns of 0"):
+        a_suite(turns=0)
     with pytest.raises(ConfigError, match="no length is left"):
         a_suite(lengths=[])
 
@@ -320,10 +345,10 @@ def test_each_task_is_told_with_its_result(tmp_path: Path) -> None:
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    stopped = FakeRunner(stop_after=6)
+    stopped = FakeRunner(stop_after=7)
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path, stopped)
-    assert len(written(tmp_path)["tasks"]) == 3  # type: ignore[arg-type]
+    assert len(written(tmp_path)["tasks"]) == 4  # type: ignore[arg-type]
     rest = FakeRunner()
     cells = measure(tmp_path, rest)
     assert ("mlp", "eager", 5000) not in rest.calls
