@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
@@ -22,5 +22,21 @@ def peak_of_step_mb(step: Callable[[], object]) -> float:
         file = Path(folder, "trace.json")
         recorded.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    held = [e["args"]["Total Allocated"] for e in events if e.get("name") == "[memory]"]
-    return max(held, default=0) / 2**20
+    changes = [(e["ts"], e["args"]) for e in events if e.get("name") == "[memory]"]
+    changes.sort(key=lambda change: change[0])
+    return _peak(args for _, args in changes) / 2**20
+
+
+def _peak(changes: Iterable[Mapping[str, int]]) -> int:
+    """Bytes held at most, of what is allocated here; torch's own total goes on from profile to profile."""
+    sizes: dict[int, int] = {}
+    held = most = 0
+    for change in changes:
+        address, size = change["Addr"], change["Bytes"]
+        if size > 0:
+            sizes[address] = size
+            held += size
+        else:
+            held -= sizes.pop(address, 0)
+        most = max(most, held)
+    return most

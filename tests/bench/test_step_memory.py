@@ -45,3 +45,20 @@ def test_each_arm_of_a_row_has_its_own() -> None:
     peaks = {name: arm.peak_memory_mb for name, arm in arms.items()}
     assert set(peaks) >= {"eager", "compiled"}
     assert all(peak is not None and peak > 256 * 64 * 4 / 2**20 for peak in peaks.values())
+
+
+def test_what_an_earlier_step_has_left_is_not_counted() -> None:
+    kept: list[torch.Tensor] = []
+    assert peak_of_step_mb(lambda: kept.append(torch.empty(8 * MB))) == pytest.approx(8, abs=0.1)
+    assert peak_of_step_mb(lambda: torch.empty(MB).zero_()) == pytest.approx(1, abs=0.1)
+
+
+def test_what_is_freed_of_an_earlier_step_makes_no_room() -> None:
+    kept: list[torch.Tensor] = []
+    peak_of_step_mb(lambda: kept.append(torch.empty(8 * MB)))
+
+    def step() -> None:
+        kept.clear()
+        kept.append(torch.empty(2 * MB))
+
+    assert peak_of_step_mb(step) == pytest.approx(2, abs=0.1)
