@@ -131,7 +131,8 @@ class StageRun:
 
     def _log_what_is_new(self) -> None:
         self._told = len(self._own)
-        self._log(scalars(self.report, PHASE_NUMBER))
+        if self._metrics.has_readers(self._trainer):
+            self._log(scalars(self.report, PHASE_NUMBER))
 
     def _log_step_time(self) -> None:
         """Log if this batch is one to log; one batch is at most one step in Lightning's count."""
@@ -170,13 +171,17 @@ class StageRun:
             )
             self._memory.learn_forgone(track.signature, report, session.judge.forgone_s(track))
         if session.steps:
+            self._log_receipt(report)
+            title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"
+            rank_zero_info(report.to_text() if self._config.verbose else f"{title}: {headline(report)}")
+
+    def _log_receipt(self, report: Report) -> None:
+        if self._metrics.has_readers(self._trainer):
             self._log(scalars(report, PHASE_NUMBER))
             self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())
             self._metrics.log_image(
                 self._trainer, self._name("timeline"), lambda: timeline_image(report, self._own, self.stage)
             )
-            title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"
-            rank_zero_info(report.to_text() if self._config.verbose else f"{title}: {headline(report)}")
 
     def _log(self, values: dict[str, float | None]) -> None:
         self._metrics.log(self._trainer, {self._name(k): v for k, v in values.items()})

@@ -47,6 +47,11 @@ class LoggerMetrics:
         self.prefix = prefix.strip("/")
         self._warned: set[str] = set()
 
+    @staticmethod
+    def has_readers(trainer: pl.Trainer) -> bool:
+        """Whether anything would be written: a receipt that nobody reads need not be made."""
+        return bool(trainer.is_global_zero and trainer.loggers)
+
     def log(self, trainer: pl.Trainer, values: Mapping[str, float | None]) -> None:
         """Log each value at the step that Lightning gives its own metrics now.
 
