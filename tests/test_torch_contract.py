@@ -5,6 +5,7 @@ An upgrade that changes one of them fails here, with the fact's name.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.metadata
@@ -14,6 +15,7 @@ import types
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -559,3 +561,25 @@ class TestFunctionsWithACache:
             first, second = step(torch.zeros(2)), step(torch.zeros(2))
         assert torch.equal(first, second)
         assert len(calls) == 1
+
+
+class TestNumpysRandomNumbers:
+    """Dynamo draws them from torch's generator, unless it is told to leave them to numpy."""
+
+    @staticmethod
+    def drawn(allowed: contextlib.AbstractContextManager[None]) -> tuple[bool, bool]:
+        """Whether the numbers are numpy's, and whether torch's generator is where it was."""
+        step = torch.compile(lambda x: x + torch.from_numpy(np.random.rand(3)), backend="eager")
+        np.random.seed(4)
+        expected = torch.from_numpy(np.random.rand(3))
+        np.random.seed(4)
+        before = torch.get_rng_state()
+        with allowed:
+            found = step(torch.zeros(3, dtype=torch.float64))
+        return torch.equal(found, expected), torch.equal(torch.get_rng_state(), before)
+
+    def test_by_default_they_are_others(self) -> None:
+        assert self.drawn(contextlib.nullcontext()) == (False, False)
+
+    def test_while_compiling_is_allowed_here_they_are_numpys(self) -> None:
+        assert self.drawn(dynamo.compiling_allowed(suppress_errors=False)) == (True, True)

@@ -96,6 +96,8 @@ def compiling_allowed(
     is told in place of Dynamo's warning. Guards look at module hooks too, which Dynamo leaves out by
     default: a hook that one of several equal blocks has would silently not run. Integers of modules
     (``self.steps += 1``) become symbols once they change, where each new value would be a recompile.
+    Numbers of ``numpy.random`` are drawn by numpy, at the price of a graph break: Dynamo would draw them
+    from torch's generator.
     """
     told = _FailuresTold(on_failure)
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]
@@ -108,6 +110,7 @@ def compiling_allowed(
                 suppress_errors=suppress_errors,
                 skip_nnmodule_hook_guards=False,
                 allow_unspec_int_on_nn_module=True,
+                use_numpy_random_stream=True,
             ),
             KeepsBuffers(),
             _KeepsCaches(),

@@ -61,6 +61,55 @@ class PythonAndNumpy(SgdNet):
         batch[0].add_(float(np.random.rand()) * 0.1)
 
 
+class NumpyInTheStep(SgdNet):
+    """Numbers of numpy's global generator are drawn where the loss is made."""
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        x = x * float(np.random.uniform(0.9, 1.1)) + torch.from_numpy(np.random.rand(8)).float() * 0.1
+        return super().loss((x, y))
+
+
+class Mixup(SgdNet):
+    """Two batches mixed by a number of numpy's, as many image models do it."""
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        share, order = np.random.beta(1.0, 1.0), torch.randperm(len(x))
+        logits = self(share * x + (1 - share) * x[order])
+        return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
+
+
+class SometimesByNumpy(SgdNet):
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        if np.random.rand() < 0.5:
+            x = x.flip(0)
+        start = np.random.randint(4)
+        return super().loss((torch.cat([x[start:], x[:start]]), y))
+
+
+class NumpyGeneratorInTheStep(SgdNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return super().loss((x * float(self.rng.uniform(0.9, 1.1)), y))
+
+
+class PythonInTheStep(SgdNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(3)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        x = x * (0.9 + 0.1 * random.random()) + 0.1 * self.rng.uniform(-1, 1)
+        return super().loss((x.flip(0) if random.randint(0, 1) else x, y))
+
+
 class OwnGenerator(SgdNet):
     def __init__(self) -> None:
         super().__init__()
@@ -82,6 +131,11 @@ CELLS = [
     Cell(name="diffusion", model=Diffusion),
     Cell(name="permutation", model=Shuffles),
     Cell(name="Python and numpy", model=PythonAndNumpy),
+    Cell(name="numpy in the step", model=NumpyInTheStep),
+    Cell(name="mixup", model=Mixup),
+    Cell(name="sometimes, by numpy", model=SometimesByNumpy),
+    Cell(name="numpy's generator in the step", model=NumpyGeneratorInTheStep),
+    Cell(name="Python in the step", model=PythonInTheStep),
     Cell(name="generator of one's own", model=OwnGenerator),
     Cell(name="RReLU", model=Rrelu),
     Cell(
