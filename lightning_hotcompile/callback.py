@@ -151,26 +151,21 @@ class HotCompile(EvaluationHooks):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """The only place where a phase of training changes."""
-        run = self._runs.get(TRAIN)
-        if run is not None:
+        if (run := self._runs.get(TRAIN)) is not None:
             run.before_step(batch, batch_idx)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """The recorded operations are those of forward and backward; the update would double them."""
-        run = self._runs.get(TRAIN)
-        if run is None or run.session.nap is not None:
-            return
-        if run.session.watch.is_recording and pl_module.automatic_optimization:
-            run.guarded(Session.end_recording)
+        if (run := self._runs.get(TRAIN)) is not None and run.session.nap is None:
+            run.before_update()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop the clock; log the step time as often as Lightning logs."""
-        run = self._runs.get(TRAIN)
-        if run is not None:
+        if (run := self._runs.get(TRAIN)) is not None:
             run.after_step()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -228,8 +223,6 @@ class HotCompile(EvaluationHooks):
     def __getstate__(self) -> dict[str, Any]:
         """A copy in mid-run has watched nothing yet, but has the reports so far."""
         return {**self.__dict__, "_runs": {}, "_reports": self.reports}
-
-    # --- inside -----------------------------------------------------------------------------------
 
     def _begin(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         """Watch a stage, or say why not."""

@@ -91,6 +91,11 @@ class StageRun:
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self._switch_off(error)
 
+    def before_update(self) -> None:
+        """Gradients are there; with manual optimization the step goes on after it."""
+        if self.session.watch.is_recording and self._trainer.lightning_module.automatic_optimization:
+            self.guarded(Session.end_recording)
+
     def after_step(self) -> None:
         """A step ended; its time is logged as often as Lightning logs."""
         try:

@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hotcompile.swap import compilers, dynamo
@@ -563,8 +564,8 @@ class TestFunctionsWithACache:
         assert len(calls) == 1
 
 
-class TestNumpysRandomNumbers:
-    """Dynamo draws them from torch's generator, unless it is told to leave them to numpy."""
+class TestNumpy:
+    """Dynamo stands in for numpy, unless it is told to leave it alone."""
 
     @staticmethod
     def drawn(allowed: contextlib.AbstractContextManager[None]) -> tuple[bool, bool]:
@@ -578,8 +579,52 @@ class TestNumpysRandomNumbers:
             found = step(torch.zeros(3, dtype=torch.float64))
         return torch.equal(found, expected), torch.equal(torch.get_rng_state(), before)
 
-    def test_by_default_they_are_others(self) -> None:
+    def test_by_default_torchs_numbers_are_drawn(self) -> None:
         assert self.drawn(contextlib.nullcontext()) == (False, False)
 
-    def test_while_compiling_is_allowed_here_they_are_numpys(self) -> None:
+    def test_while_compiling_is_allowed_here_numpys_are(self) -> None:
         assert self.drawn(dynamo.compiling_allowed(suppress_errors=False)) == (True, True)
+
+    def test_a_percentile_is_an_array_by_default(self) -> None:
+        step = torch.compile(lambda x: x * float(np.percentile(x.numpy(), 90)), backend="eager")
+        with pytest.raises(TypeError, match="0-dimensional"):
+            step(torch.arange(8.0))
+
+    def test_while_compiling_is_allowed_here_it_is_a_number(self) -> None:
+        step = torch.compile(lambda x: x * float(np.percentile(x.numpy(), 90)), backend="eager")
+        with dynamo.compiling_allowed(suppress_errors=False):
+            found = step(torch.arange(8.0))
+        torch.testing.assert_close(found, torch.arange(8.0) * 6.3)
+
+    @pytest.mark.parametrize(
+        ("compute", "expected"),
+        [
+            (lambda n: np.sqrt(n), 2.0),
+            (lambda n: np.prod([n, 3]), 12),
+            (lambda n: np.float32(n) * 0.5, 2.0),
+            (lambda n: np.maximum(n, 7), 7),
+            (lambda n: np.log2(n) > 1, True),
+        ],
+        ids=["sqrt", "prod", "float32", "maximum", "log2"],
+    )
+    def test_what_has_numbers_only_is_part_of_the_graph(
+        self, compute: Any, expected: float, counter: Any
+    ) -> None:
+        step = torch.compile(lambda x: x * compute(x.shape[0]), backend=counter, fullgraph=True)
+        with dynamo.compiling_allowed(suppress_errors=False):
+            found = step(torch.ones(4))
+        assert torch.equal(found, torch.ones(4) * expected)
+        assert found.dtype == torch.float32
+        assert counter.frame_count == 1
+
+    def test_an_error_of_numpys_is_the_users(self) -> None:
+        step = torch.compile(lambda x: x * np.sqrt("x"), backend="eager")
+        with dynamo.compiling_allowed(suppress_errors=True), pytest.raises(TypeError):
+            step(torch.ones(4))
+
+    def test_it_is_as_before_afterwards(self) -> None:
+        before = NumpyVariable.call_function
+        with dynamo.compiling_allowed(suppress_errors=True):
+            assert NumpyVariable.call_function is not before
+        assert NumpyVariable.call_function is before
+        assert torch._dynamo.config.trace_numpy

@@ -29,6 +29,8 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
+from lightning_hotcompile.swap.numpy_calls import NumpyByNumpy
+
 _log = logging.getLogger(__name__)
 
 CompiledFn = Callable[..., Any]
@@ -96,8 +98,7 @@ def compiling_allowed(
     is told in place of Dynamo's warning. Guards look at module hooks too, which Dynamo leaves out by
     default: a hook that one of several equal blocks has would silently not run. Integers of modules
     (``self.steps += 1``) become symbols once they change, where each new value would be a recompile.
-    Numbers of ``numpy.random`` are drawn by numpy, at the price of a graph break: Dynamo would draw them
-    from torch's generator.
+    What numpy computes and draws is left to numpy.
     """
     told = _FailuresTold(on_failure)
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]
@@ -110,10 +111,10 @@ def compiling_allowed(
                 suppress_errors=suppress_errors,
                 skip_nnmodule_hook_guards=False,
                 allow_unspec_int_on_nn_module=True,
-                use_numpy_random_stream=True,
             ),
             KeepsBuffers(),
             _KeepsCaches(),
+            NumpyByNumpy(),
         ):
             yield
     finally:

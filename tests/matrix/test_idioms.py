@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 import time
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
 from tests.matrix.compare import Cell, Expect, check, in_scopes
-from tests.matrix.nets import SgdNet
+from tests.matrix.nets import AdamNet, SgdNet
 
 
 class Variational(SgdNet):
@@ -244,6 +246,202 @@ class Queue(SgdNet):
         return super().loss(batch) + 0.01 * near
 
 
+class NumpyScalars(SgdNet):
+    """Numbers of numpy among those of torch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        weight = np.sqrt(np.float64(len(x))) / np.mean([1.0, 3.0])
+        spread = float(np.percentile(x.detach().numpy(), 90) - x.numpy().min())
+        self.log("spread", spread)
+        return weight * super().training_step((x * np.float32(0.5) + np.float64(0.1), y), batch_idx) / spread
+
+
+class NumpyConstants(SgdNet):
+    """Numbers that are made of numbers, as in many a hand-written attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = int(np.prod(self.inp.weight.shape[1:]))
+        return super().forward(x / np.sqrt(width) * np.float32(1.5) + 0.01 * np.clip(width, 0, 2) * np.pi)
+
+
+class ReversedGradients(SgdNet):
+    """A hook on an intermediate tensor turns the gradient round, as for domain-adversarial training."""
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        hidden = self.inp(x)
+        hidden.register_hook(lambda grad: -0.1 * grad)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return F.cross_entropy(self.head(hidden), y)
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
+        ctx.share = share
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return -ctx.share * grads[0], None
+
+
+class OwnFunction(SgdNet):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        share = 2 / (1 + math.exp(-self.current_epoch)) - 1
+        hidden = self.inp(x)
+        loss = F.cross_entropy(self.head(self.blocks[0](hidden)), y)
+        return loss + F.cross_entropy(self.head(Reverse.apply(hidden, share)), y)  # type: ignore[no-untyped-call]
+
+
+class KeepsGradients(SgdNet):
+    """The gradient of an intermediate tensor is read after the backward."""
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        self.hidden = self.inp(x)
+        self.hidden.retain_grad()
+        return F.cross_entropy(self.head(self.blocks[0](self.hidden)), y)
+
+    def on_after_backward(self) -> None:
+        assert self.hidden.grad is not None
+        self.log("of_hidden", self.hidden.grad.abs().mean())
+
+
+class Adversarial(SgdNet):
+    """A step along the sign of the gradient, in the step itself (FGSM)."""
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        x = x.clone().requires_grad_()
+        loss = super().loss((x, y))
+        (grad,) = torch.autograd.grad(loss, x, retain_graph=True)
+        return loss + super().loss(((x + 0.1 * grad.sign()).detach(), y))
+
+
+class PseudoLabels(AdamNet):
+    """Labels by the model itself, in eval mode, in the middle of a step."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.3)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, _ = batch
+        self.eval()
+        with torch.no_grad():
+            labels = self(x).argmax(1)
+        self.train()
+        return super().loss(batch) + 0.3 * F.cross_entropy(self(x), labels)
+
+
+class CopiesItself(SgdNet):
+    def loss(self, batch: Any) -> Tensor:
+        x, _ = batch
+        before = copy.deepcopy(self.inp)
+        with torch.no_grad():
+            before.weight.mul_(0.5)
+        return super().loss(batch) + 0.1 * F.mse_loss(self.inp(x), before(x).detach())
+
+
+class Freezes(SgdNet):
+    """Parts are frozen and thawed from step to step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.inp.requires_grad_(batch_idx % 2 == 0)
+        return super().training_step(batch, batch_idx)
+
+
+class ReturnsMore(SgdNet):
+    """The outputs of a step are read in a hook."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, _ = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, batch[1])
+        return {"loss": loss, "logits": logits.detach(), "n": len(x), "name": "x", "none": None, "x": x}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert outputs["x"] is batch[0]
+        assert (outputs["n"], outputs["name"], outputs["none"]) == (len(batch[0]), "x", None)
+        self.log("right", (outputs["logits"].argmax(1) == batch[1]).float().mean())
+
+
+class ReadsItsOptimizer(SgdNet):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log("lr", lr)
+        return super().training_step(batch, batch_idx) * (1 + lr)
+
+    def on_train_epoch_start(self) -> None:
+        self.trainer.optimizers[0].param_groups[0]["lr"] = 0.05 / (1 + self.current_epoch)
+
+
+class Cools(SgdNet):
+    """An attribute that a hook changes for each epoch."""
+
+    temperature = 1.0
+
+    def on_train_epoch_start(self) -> None:
+        self.temperature = 0.7**self.current_epoch
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self(x) / self.temperature, y)
+
+
+class ChangesItsInput(SgdNet):
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        x.mul_(0.5).add_(0.1)
+        y[0] = 1
+        return super().loss((x, y))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("after", batch[0].sum())
+        assert batch[1][0] == 1
+
+
+class Tied(SgdNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].layer.weight = self.blocks[0].layer.weight
+
+
+class Remembers(SgdNet):
+    """A state that goes on from step to step, as in truncated backpropagation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Tensor | None = None
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        hidden = self.inp(x)
+        if self.state is not None:
+            hidden = hidden + 0.5 * self.state
+        self.state = hidden.detach()
+        return F.cross_entropy(self.head(self.blocks[0](hidden)), y)
+
+
+class Doubles(SgdNet):
+    """The loss in 64 bit."""
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        logits = self(x).double()
+        return (logits.logsumexp(1) - logits.gather(1, y[:, None])[:, 0]).mean().float()
+
+
 CELLS = [
     Cell(name="variational", model=Variational),
     Cell(name="policy gradient", model=PolicyGradient),
@@ -265,6 +463,28 @@ CELLS = [
     Cell(name="unrolls", model=Unrolls),
     Cell(name="momentum", model=Momentum),
     Cell(name="queue", model=Queue),
+    Cell(name="numpy's scalars", model=NumpyScalars),
+    Cell(name="numpy's constants", model=NumpyConstants, options={"fullgraph": True}),
+    Cell(name="reversed gradients", model=ReversedGradients),
+    Cell(name="function of one's own", model=OwnFunction, auto=Expect(phase="settling")),
+    Cell(name="keeps gradients", model=KeepsGradients),
+    Cell(name="adversarial", model=Adversarial),
+    Cell(name="pseudo-labels", model=PseudoLabels),
+    Cell(name="copies itself", model=CopiesItself),
+    Cell(
+        name="freezes",  # Dynamo has an error of its own when the number of the batch becomes a symbol
+        model=Freezes,
+        auto=Expect(phase="settling"),
+        regions=Expect(phase="settling"),
+        options={"on_error": "eager"},
+    ),
+    Cell(name="returns more", model=ReturnsMore),
+    Cell(name="reads its optimizer", model=ReadsItsOptimizer, auto=Expect(phase="settling")),
+    Cell(name="cools", model=Cools, auto=Expect(phase="settling")),
+    Cell(name="changes its input", model=ChangesItsInput),
+    Cell(name="tied", model=Tied),
+    Cell(name="remembers", model=Remembers),
+    Cell(name="64 bit", model=Doubles),
 ]
 
 
