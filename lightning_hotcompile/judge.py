@@ -174,12 +174,18 @@ class Judge:
         forgone = self._memory.forgone_s(track.signature)
         return replace(found, lost_share=self._lost_share, forgone_s=forgone)
 
-    def forgone_s(self, track: Track) -> float:
-        """Seconds that compiled code would have saved in this run, if it was the forecast that declined."""
+    def forgone_s(self, track: Track) -> float | None:
+        """Seconds that compiled code would have saved in this run, if it was the forecast that declined.
+
+        0 if the run has begun to compile, ``None`` if compiling was not weighed.
+        """
         decision, step_s = self.decision, self._ledger.eager_step_s
-        weighed = decision is not None and not decision.go and decision.expected_cost_s is not None
-        if not weighed or step_s is None or track.phase not in (Phase.OBSERVING, Phase.DECLINED):
+        if decision is None or decision.expected_cost_s is None or step_s is None:
+            return None
+        if decision.go:
             return 0.0
+        if not (track.phase is Phase.DECLINED and track.state.reason == decision.reason):
+            return None
         plan = self._flip.installation.plan
         expected = self._memory.expectation(plan, None, step_s if self._on_cpu else None)
         return forgone_s(step_s * track.steps, expected)

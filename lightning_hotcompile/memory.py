@@ -78,6 +78,7 @@ class Memory:
         self.begin_compiling = in_use.begin_compiling
         store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
         self._store = store if config.cost_gate else None
+        self._keeps_code = _keeps_code(config.backend)
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
         self._known: dict[StepSignature, Profile | None] = {}
@@ -89,8 +90,11 @@ class Memory:
         return None if known is None or known.verdict == "declined" else known
 
     def forgone_s(self, signature: StepSignature) -> float:
-        """Seconds that compiled code would have saved in earlier runs, none of which has compiled it."""
-        known = self._found(signature)
+        """Seconds that compiled code would have saved in earlier runs, none of which has compiled it.
+
+        None where the next run would not find what this one compiles.
+        """
+        known = self._found(signature) if self._keeps_code else None
         return (known.forgone_s or 0.0) if known is not None else 0.0
 
     def _found(self, signature: StepSignature) -> Profile | None:
@@ -131,7 +135,14 @@ class Memory:
         )
 
     def learn(
-        self, signature: StepSignature, report: Report, plan: CompilePlan, *, compile_s: float, warm: bool
+        self,
+        signature: StepSignature,
+        report: Report,
+        plan: CompilePlan,
+        *,
+        compile_s: float,
+        warm: bool,
+        forgone_s: float | None = None,
     ) -> None:
         """Keep the verdict of a run that has ended, and what its compiling cost.
 
@@ -141,9 +152,14 @@ class Memory:
             plan: the one that the verdict is about.
             compile_s: seconds of compiling this plan alone.
             warm: whether the compiler found all of it in its cache.
+            forgone_s: seconds that compiled code would have saved in a run that declined; 0 of one that has
+                begun to compile and has no verdict, ``None`` if compiling was not weighed.
         """
         verdict = self._verdict(report)
-        if self._store is None or verdict is None:
+        if self._store is None:
+            return
+        if verdict is None:
+            self._learn_forgone(signature, report, forgone_s)
             return
         profile = self._profile(signature, report, verdict)
         learned = (
@@ -162,9 +178,11 @@ class Memory:
                 )
             )
 
-    def learn_forgone(self, signature: StepSignature, report: Report, seconds: float) -> None:
-        """Keep what compiled code would have saved in a run that declined, for a later one to weigh."""
-        if self._store is not None and seconds > 0 and self.of(signature) is None:
+    def _learn_forgone(self, signature: StepSignature, report: Report, seconds: float | None) -> None:
+        """With 0 seconds counting begins anew: else each run after this one would compile in vain as well."""
+        if self._store is None or not self._keeps_code or self.of(signature) is not None:
+            return
+        if seconds is not None and (seconds > 0 or self.forgone_s(signature) > 0):
             profile = self._profile(signature, report, "declined")
             self._store.remember(replace(profile, forgone_s=seconds))
 
@@ -201,6 +219,11 @@ class Memory:
             samples = () if self._store is None else self._store.compile_samples()
             self._history = [(s.assumed_s, s.seconds) for s in samples if not s.warm]
         return self._history
+
+
+def _keeps_code(backend: object) -> bool:
+    """Whether what a run compiles is there for the next one."""
+    return backend == "inductor"
 
 
 def _digest(plan: CompilePlan, config: HotCompileConfig, stage: str) -> str:

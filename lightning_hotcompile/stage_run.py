@@ -173,8 +173,8 @@ class StageRun:
                 session.plan,
                 compile_s=installed.timer.seconds,
                 warm=installed.was_warm,
+                forgone_s=session.judge.forgone_s(track),
             )
-            self._memory.learn_forgone(track.signature, report, session.judge.forgone_s(track))
         if session.steps:
             self._log_receipt(report)
             title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"

@@ -21,6 +21,7 @@ from tests.hot import assert_same
 from tests.models import Net, fit, seeded
 
 READ_SAMPLES = Store.compile_samples
+KEEPS_CODE = memory._keeps_code
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +116,7 @@ def a_long_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "eager_step_s", 0.001)
     monkeypatch.setattr(memory, "expected_speedup", lambda *_: 1.25)
     monkeypatch.setattr(forecast, "BASE_COMPILE_S", 0.09)
+    monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
 
 
 def the_profile(folder: Path) -> Profile | None:
@@ -137,6 +139,33 @@ def test_runs_that_are_too_short_one_by_one_compile_after_a_while(
     assert known[2].forgone_s is None
     assert "worth it for the runs to come" in runs[2].report.decision
     assert "earlier runs that declined would have saved 0.1 s" in runs[2].report.decision
+
+
+def test_after_a_compile_in_vain_counting_begins_anew(tmp_path: Path, a_long_compile: None) -> None:
+    def broken(graph: Any, inputs: Any, **_: Any) -> Any:
+        raise RuntimeError("no compiler yet")
+
+    phases, sums = [], []
+    for _ in range(4):
+        callback = learning(tmp_path / "s", scope="step", backend=broken, on_error="eager")
+        fit(seeded(Net), [callback], max_epochs=20)
+        known = the_profile(tmp_path / "s")
+        assert known is not None
+        phases.append(callback.report.phase)
+        sums.append(known.forgone_s)
+    assert phases == ["declined", "declined", "reverted", "declined"]
+    assert sums[2] == 0
+    assert sums[3] == pytest.approx(sums[0], rel=1e-3)
+
+
+def test_what_no_cache_keeps_is_not_added_up(
+    tmp_path: Path, a_long_compile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_keeps_code", KEEPS_CODE)
+    callback = learning(tmp_path / "s", scope="step", backend="aot_eager")
+    fit(seeded(Net), [callback], max_epochs=20)
+    assert callback.report.phase == "declined"
+    assert the_profile(tmp_path / "s") is None
 
 
 def test_a_run_that_would_save_nothing_forgoes_nothing(tmp_path: Path, a_long_compile: None) -> None:

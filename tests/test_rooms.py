@@ -80,7 +80,7 @@ PRIVATE_TORCH = {
     # How it finds out which vector instructions a compiler can do.
     "swap.inductor_probes": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
-    "swap.numpy_calls": {"_dynamo", "torch._dynamo"},
+    "swap.numpy_calls": {"torch._dynamo"},
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.

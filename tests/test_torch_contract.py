@@ -568,33 +568,74 @@ class TestNumpy:
     """Dynamo stands in for numpy, unless it is told to leave it alone."""
 
     @staticmethod
-    def drawn(allowed: contextlib.AbstractContextManager[None]) -> tuple[bool, bool]:
+    def ours(step: Any, backend: Any) -> Any:
+        return dynamo.compile_isolated(step, backend, dynamic=None, fullgraph=False)
+
+    @staticmethod
+    def allowed() -> contextlib.AbstractContextManager[None]:
+        return dynamo.compiling_allowed(suppress_errors=False)
+
+    @staticmethod
+    def draws(step: Any) -> tuple[bool, bool]:
         """Whether the numbers are numpy's, and whether torch's generator is where it was."""
-        step = torch.compile(lambda x: x + torch.from_numpy(np.random.rand(3)), backend="eager")
         np.random.seed(4)
         expected = torch.from_numpy(np.random.rand(3))
         np.random.seed(4)
         before = torch.get_rng_state()
-        with allowed:
-            found = step(torch.zeros(3, dtype=torch.float64))
+        found = step(torch.zeros(3, dtype=torch.float64))
         return torch.equal(found, expected), torch.equal(torch.get_rng_state(), before)
 
     def test_by_default_torchs_numbers_are_drawn(self) -> None:
-        assert self.drawn(contextlib.nullcontext()) == (False, False)
+        step = torch.compile(lambda x: x + torch.from_numpy(np.random.rand(3)), backend="eager")
+        assert self.draws(step) == (False, False)
 
-    def test_while_compiling_is_allowed_here_numpys_are(self) -> None:
-        assert self.drawn(dynamo.compiling_allowed(suppress_errors=False)) == (True, True)
+    def test_in_what_is_compiled_here_numpys_are(self, counter: Any) -> None:
+        step = self.ours(lambda x: x + torch.from_numpy(np.random.rand(3)), counter)
+        with self.allowed():
+            assert self.draws(step) == (True, True)
 
     def test_a_percentile_is_an_array_by_default(self) -> None:
         step = torch.compile(lambda x: x * float(np.percentile(x.numpy(), 90)), backend="eager")
         with pytest.raises(TypeError, match="0-dimensional"):
             step(torch.arange(8.0))
 
-    def test_while_compiling_is_allowed_here_it_is_a_number(self) -> None:
-        step = torch.compile(lambda x: x * float(np.percentile(x.numpy(), 90)), backend="eager")
-        with dynamo.compiling_allowed(suppress_errors=False):
+    def test_in_what_is_compiled_here_it_is_a_number(self, counter: Any) -> None:
+        step = self.ours(lambda x: x * float(np.percentile(x.numpy(), 90)), counter)
+        with self.allowed():
             found = step(torch.arange(8.0))
         torch.testing.assert_close(found, torch.arange(8.0) * 6.3)
+
+    def test_what_the_user_compiles_is_as_it_was(self) -> None:
+        def adds(x: Tensor) -> Tensor:
+            return x + torch.from_numpy(np.cumsum([1.0, 2]))
+
+        step = torch.compile(adds, backend="eager", fullgraph=True)
+        with self.allowed():
+            assert step(torch.zeros(2)).tolist() == [1, 3]
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda a: float(np.mean(a)),
+            lambda a: float(a.mean()),
+            lambda a: float(a[0]),
+            lambda a: 1.0 if a.sum() > 12 else 2.0,
+            lambda a: len(a) * float(np.max([a.sum(), 1.0])),
+            lambda a: torch.from_numpy(a * 2).sum().item(),
+        ],
+        ids=["function", "method", "element", "branch", "list", "arithmetic"],
+    )
+    @pytest.mark.parametrize("source", ["tensor", "argument"])
+    def test_an_array_is_never_a_constant(self, use: Any, source: str, counter: Any) -> None:
+        def function(x: Tensor, array: Any) -> Tensor:
+            return x * use(x.numpy() if source == "tensor" else array)
+
+        step = self.ours(function, counter)
+        for i in range(4):
+            x = torch.arange(4.0) + i
+            with self.allowed() if i == 0 else dynamo.ReuseOnly():
+                found = step(x, x.numpy().copy())
+            torch.testing.assert_close(found, function(x, x.numpy().copy()))
 
     @pytest.mark.parametrize(
         ("compute", "expected"),
@@ -610,21 +651,24 @@ class TestNumpy:
     def test_what_has_numbers_only_is_part_of_the_graph(
         self, compute: Any, expected: float, counter: Any
     ) -> None:
-        step = torch.compile(lambda x: x * compute(x.shape[0]), backend=counter, fullgraph=True)
-        with dynamo.compiling_allowed(suppress_errors=False):
+        step = dynamo.compile_isolated(
+            lambda x: x * compute(x.shape[0]), counter, dynamic=None, fullgraph=True
+        )
+        with self.allowed():
             found = step(torch.ones(4))
         assert torch.equal(found, torch.ones(4) * expected)
         assert found.dtype == torch.float32
         assert counter.frame_count == 1
 
-    def test_an_error_of_numpys_is_the_users(self) -> None:
-        step = torch.compile(lambda x: x * np.sqrt("x"), backend="eager")
+    def test_an_error_of_numpys_is_the_users(self, counter: Any) -> None:
+        step = self.ours(lambda x: x * np.sqrt("x"), counter)
         with dynamo.compiling_allowed(suppress_errors=True), pytest.raises(TypeError):
             step(torch.ones(4))
 
     def test_it_is_as_before_afterwards(self) -> None:
         before = NumpyVariable.call_function
-        with dynamo.compiling_allowed(suppress_errors=True):
+        with self.allowed():
             assert NumpyVariable.call_function is not before
+            with contextlib.suppress(KeyError), self.allowed():
+                raise KeyError
         assert NumpyVariable.call_function is before
-        assert torch._dynamo.config.trace_numpy

@@ -155,7 +155,7 @@ def _cell(
 
 
 def _notes(runs: Runs, hot: Run, others: Mapping[str, Run], probe_steps: int) -> tuple[str, ...]:
-    eager, notes = others.get(EAGER), []
+    eager, notes = longest(runs, EAGER), []
     if eager is not None:
         for arm, run in {**others, HOTCOMPILE: hot}.items():
             apart = trained_otherwise(run.end, eager.marks.get(run.steps))

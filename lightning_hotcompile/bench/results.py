@@ -125,5 +125,5 @@ def median(runs: Sequence[Run]) -> Run:
 
 
 def _key(task: Sequence[Any]) -> Key:
-    case, arm, steps, turn = task
-    return case, arm, steps, turn
+    case, arm, steps, *turn = task
+    return case, arm, steps, turn[0] if turn else 0

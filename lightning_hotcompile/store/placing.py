@@ -32,7 +32,7 @@ class Imported:
 def place_records(content: Verified, records: Records) -> Imported:
     """Merge the profiles and compile costs of an archive with those that are there."""
     new = [p for p in content.profiles if records.find(p.key) != p]
-    kept = sum(records.remember(p) for p in new)
+    kept = sum(records.remember(p, adds=False) for p in new)
     costs = sum(records.add_compile_samples(machine, costs) for machine, costs in content.costs.items())
     lost = len(new) - kept + len(content.costs) - costs
     left_out = (f"{lost} profiles or compile costs that could not be written",) if lost else ()

@@ -91,7 +91,8 @@ class Profile:
         compiled_s: seconds of a compiled step.
         compile_s: seconds of compiling with an empty compiler cache.
         warm_compile_s: seconds of compiling with a full one.
-        forgone_s: seconds that compiled code would have saved in runs that declined; of ``declined`` only.
+        forgone_s: seconds that compiled code would have saved in runs that declined; of ``declined`` only. 0
+            says that a run has compiled in vain, and that those before it do not count any longer.
         when: UTC in ISO 8601, see :func:`utc_now`.
         runs: runs that this profile stands for.
 
@@ -183,12 +184,13 @@ _JUDGEMENT = (
 _COSTS = ("eager_s", "compiled_s", "compile_s", "warm_compile_s")
 
 
-def merged(one: Profile, other: Profile, *, now: str) -> Profile:
+def merged(one: Profile, other: Profile, *, now: str, adds: bool = True) -> Profile:
     """Two profiles of the same key as one: the newer wins, and what only the older knows is kept.
 
     A judgement is taken over as a whole, and a run that ended too early to judge replaces none; one that
-    compiled nothing does not replace one that did. What runs have forgone adds up until one compiles. A
-    profile from more than a day after ``now`` (a wrong clock) counts as the older one.
+    compiled nothing does not replace one that did. What runs have forgone adds up until one compiles, unless
+    ``adds`` is false: then both profiles may tell of the same runs, and the larger sum is kept. A profile
+    from more than a day after ``now`` (a wrong clock) counts as the older one.
     """
     older, newer = sorted((one, other), key=lambda p: _age_key(p, now))
     judge = max(newer, older, key=lambda p: _WEIGHT[p.verdict])  # of two with the same weight the newer
@@ -196,10 +198,16 @@ def merged(one: Profile, other: Profile, *, now: str) -> Profile:
     for name in _COSTS:
         known = getattr(newer, name)
         fields[name] = getattr(older, name) if known is None else known
-    declined = judge.verdict == "declined"
-    fields["forgone_s"] = min((one.forgone_s or 0.0) + (other.forgone_s or 0.0), 1e7) if declined else None
+    fields["forgone_s"] = _forgone_s(older, newer, adds) if judge.verdict == "declined" else None
     runs = min(one.runs + other.runs, 1_000_000_000)
     return dataclasses.replace(newer, **fields, runs=runs)
+
+
+def _forgone_s(older: Profile, newer: Profile, adds: bool) -> float:
+    before, now = older.forgone_s or 0.0, newer.forgone_s or 0.0
+    if now == 0:
+        return 0.0
+    return min(before + now, 1e7) if adds else max(before, now)
 
 
 def _age_key(profile: Profile, now: str) -> datetime:

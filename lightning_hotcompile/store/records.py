@@ -54,14 +54,17 @@ class Records:
             return profile
         return None
 
-    def remember(self, profile: Profile) -> bool:
-        """Keep a profile, merged with what is known already; whether that was possible."""
-        return self._forgiving.attempt("profile", lambda: self._remember(profile), lock=LOCK) or False
+    def remember(self, profile: Profile, *, adds: bool = True) -> bool:
+        """Keep a profile, merged with what is known already; whether that was possible.
 
-    def _remember(self, profile: Profile) -> bool:
+        ``adds`` is false for one that may tell of runs that are counted already.
+        """
+        return self._forgiving.attempt("profile", lambda: self._remember(profile, adds), lock=LOCK) or False
+
+    def _remember(self, profile: Profile, adds: bool) -> bool:
         known = self._read(profile.key)
         now = datetime.fromtimestamp(self._now(), timezone.utc).isoformat(timespec="seconds")
-        new = profile if known is None else merged(known, profile, now=now)
+        new = profile if known is None else merged(known, profile, now=now, adds=adds)
         self._folder.write(self.path_of(profile.key), new.to_bytes())
         if known is None:
             _keep_newest(self.profiles(), MOST_PROFILES)

@@ -29,7 +29,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
-from lightning_hotcompile.swap.numpy_calls import NumpyByNumpy
+from lightning_hotcompile.swap.numpy_calls import NumpyByNumpy, leave_numpy_alone
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ def compile_isolated(
     The limit counts per code object: without isolation, many regions behind one function would
     silently run eagerly after the eighth. Older torch gets a fresh code object instead.
     """
+    leave_numpy_alone(backend)
     arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
     if _HAS_ISOLATION:
         arguments["isolate_recompiles"] = True
@@ -114,7 +115,7 @@ def compiling_allowed(
             ),
             KeepsBuffers(),
             _KeepsCaches(),
-            NumpyByNumpy(),
+            NumpyByNumpy(_break_the_graph),
         ):
             yield
     finally:

@@ -6,41 +6,82 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch._dynamo.config
 from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.misc import NumpyVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
+
+_PLACES: tuple[tuple[Any, str], ...] = (
+    (NumpyVariable, "call_function"),
+    (NumpyNdarrayVariable, "call_method"),
+    (TensorVariable, "method_numpy"),
+)
+"""Where Dynamo would begin to stand in for numpy: a call of a function, of a method, an array of a tensor."""
+
+_MARK = "_hotcompile_leaves_numpy_alone"
+_WRAPPED = ("compiler_fn", "__wrapped__", "_torchdynamo_orig_backend")
 
 _PURE = (np.prod, np.sum, np.mean, np.max, np.min, np.clip, np.round)
 """With numbers in and a number out, as are all ufuncs (``np.sqrt``) and types (``np.float32``)."""
 
+_NUMBER = (bool, int, float, complex)
+
+
+def leave_numpy_alone(backend: Callable[..., Any]) -> None:
+    """Mark a backend: while :class:`NumpyByNumpy` is on, what is traced for it leaves numpy alone.
+
+    What the user compiles is not marked. It is as without the callback, also where it may not break.
+    """
+    setattr(backend, _MARK, True)
+
 
 class NumpyByNumpy:
-    """Dynamo leaves numpy alone, at the price of a graph break; what has numbers only is a constant.
+    """Dynamo leaves numpy alone, at the price of a graph break; what has numbers only is a number.
 
     It would stand in for numpy with torch operations. They draw random numbers from torch's generator, and
     where they are not quite like numpy's (``np.percentile`` gives an array for a number), code of the user's
-    that is right raises, or is wrong.
+    that is right raises, or is wrong. Arrays that come into a traced frame stay inputs of its graph, which
+    is why ``trace_numpy`` is not switched off: they would be constants then.
+
+    Args:
+        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
     """
 
-    def __init__(self) -> None:
-        self._config = torch._dynamo.config.patch(trace_numpy=False)
+    def __init__(self, break_the_graph: Callable[..., Any]) -> None:
+        self._break = break_the_graph
+        self._priors: list[Callable[..., Any]] = []
 
     def __enter__(self) -> None:
-        self._config.__enter__()
-        self._prior = NumpyVariable.call_function
-        NumpyVariable.call_function = _constants_first(self._prior)  # type: ignore[method-assign]
+        for owner, name in _PLACES:
+            prior = getattr(owner, name)
+            self._priors.append(prior)
+            setattr(owner, name, self._instead_of(prior, name))
 
-    def __exit__(self, *error: Any) -> None:
-        NumpyVariable.call_function = self._prior  # type: ignore[method-assign]
-        self._config.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        for owner, name in reversed(_PLACES):
+            setattr(owner, name, self._priors.pop())
+
+    def _instead_of(self, prior: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def method(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _is_marked(getattr(tx.output, "compiler_fn", None)):
+                return prior(variable, tx, *args, **kwargs)
+            if name == "call_function" and (found := _number(variable.value, *args, **kwargs)) is not None:
+                return ConstantVariable.create(found)
+            return self._break(
+                gb_type="call of numpy",
+                context=f"{name} {variable}",
+                explanation="What numpy computes is left to numpy.",
+                hints=[],
+            )
+
+        return method
 
 
-def _constants_first(call: Callable[..., Any]) -> Callable[..., Any]:
-    def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        found = _number(self.value, args, kwargs)
-        return call(self, tx, args, kwargs) if found is None else ConstantVariable.create(found)
-
-    return call_function
+def _is_marked(backend: Any) -> bool:
+    while backend is not None:
+        if getattr(backend, _MARK, False):
+            return True
+        backend = next((getattr(backend, name) for name in _WRAPPED if hasattr(backend, name)), None)
+    return False
 
 
 def _number(
@@ -49,18 +90,26 @@ def _number(
     """What a call comes to if it has to do with known numbers only."""
     if not _is_pure(function) or not all(v.is_python_constant() for v in (*args, *kwargs.values())):
         return None
+    known = [v.as_python_constant() for v in args]
+    named = {name: v.as_python_constant() for name, v in kwargs.items()}
+    if not _has_numbers_only([*known, *named.values()]):
+        return None
     try:
-        found = function(
-            *[v.as_python_constant() for v in args],
-            **{name: v.as_python_constant() for name, v in kwargs.items()},
-        )
+        found = function(*known, **named)
     except Exception:  # noqa: BLE001  # numpy itself raises it, in the user's frame
         return None
     found = found.item() if isinstance(found, np.generic) else found
-    return found if isinstance(found, (bool, int, float, complex)) else None
+    return found if isinstance(found, _NUMBER) else None
 
 
 def _is_pure(function: Any) -> bool:
     if isinstance(function, type):
         return issubclass(function, (np.number, np.bool_))
     return isinstance(function, np.ufunc) or any(function is known for known in _PURE)
+
+
+def _has_numbers_only(values: Sequence[Any]) -> bool:
+    return all(
+        _has_numbers_only(value) if isinstance(value, (list, tuple)) else isinstance(value, _NUMBER)
+        for value in values
+    )

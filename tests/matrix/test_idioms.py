@@ -257,6 +257,20 @@ class NumpyScalars(SgdNet):
         return weight * super().training_step((x * np.float32(0.5) + np.float64(0.1), y), batch_idx) / spread
 
 
+class NumpyMetrics(SgdNet):
+    """Metrics and weights by numpy, from tensors and from its own generator."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        logits = self(x)
+        right = np.mean(logits.detach().argmax(1).numpy() == y.numpy())
+        self.log("right", float(right))
+        weights = np.random.rand(len(x))
+        loss = (F.cross_entropy(logits, y, reduction="none") * torch.from_numpy(weights).float()).sum()
+        self.log("loss_by_numpy", float(loss.detach().numpy()))
+        return loss / float(np.sum(weights)) if weights.max() > 0.5 else loss
+
+
 class NumpyConstants(SgdNet):
     """Numbers that are made of numbers, as in many a hand-written attention."""
 
@@ -464,6 +478,7 @@ CELLS = [
     Cell(name="momentum", model=Momentum),
     Cell(name="queue", model=Queue),
     Cell(name="numpy's scalars", model=NumpyScalars),
+    Cell(name="numpy's metrics", model=NumpyMetrics),
     Cell(name="numpy's constants", model=NumpyConstants, options={"fullgraph": True}),
     Cell(name="reversed gradients", model=ReversedGradients),
     Cell(name="function of one's own", model=OwnFunction, auto=Expect(phase="settling")),

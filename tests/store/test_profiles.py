@@ -191,6 +191,16 @@ class TestMerged:
             compiled = merged(two, unmeasured(verdict=verdict, when=LATER), now=LATER)
             assert (compiled.verdict, compiled.forgone_s) == (verdict, None)
 
+    def test_after_a_compile_in_vain_it_begins_anew(self) -> None:
+        vain = unmeasured(verdict="declined", forgone_s=0.0, when=LATER)
+        assert merged(unmeasured(verdict="declined", forgone_s=3.0), vain, now=LATER).forgone_s == 0.0
+
+    @pytest.mark.parametrize(("there", "taken_in"), [(3.0, 4.0), (4.0, 3.0)])
+    def test_what_is_taken_in_may_tell_of_the_same_runs(self, there: float, taken_in: float) -> None:
+        known = unmeasured(verdict="declined", forgone_s=there)
+        other = unmeasured(verdict="declined", forgone_s=taken_in, when=LATER)
+        assert merged(known, other, now=LATER, adds=False).forgone_s == 4.0
+
     def test_a_run_that_compiled_nothing_replaces_none_that_did(self) -> None:
         for known in (profile(), unmeasured(compile_s=9.0)):
             result = merged(known, unmeasured(verdict="declined", forgone_s=3.0, when=LATER), now=LATER)
