@@ -45,7 +45,6 @@ class Nap:
 
         self._now = now
         self._lane = lane
-        self._flip = flip
         self._gate = flip.installation.gate
         self._watch = flip.installation.witness.watch
         self._failures, self._graphs = self._gate.failures, flip.installation.witness.graphs
