@@ -23,6 +23,20 @@ from lightning_hotcompile.bench.small_models import (
     Supervised,
     TextMixer,
 )
+from lightning_hotcompile.bench.varied_models import (
+    VAE,
+    Contrastive,
+    DilatedConvs,
+    Forecaster,
+    GatedRecurrence,
+    MixerBlock,
+    PatchTransformer,
+    ResidualConvs,
+    SeparableConvs,
+    Sines,
+    Tabular,
+    UNet,
+)
 
 Batch = tuple[Tensor, Tensor]
 DIFFERENT_BATCHES = 16
@@ -98,6 +112,46 @@ def _regression(width: int, batch: int = 64) -> Callable[[torch.Generator], Batc
     return make
 
 
+def _series_to_next(time: int, inputs: int, batch: int = 32) -> Callable[[torch.Generator], Batch]:
+    def make(generator: torch.Generator) -> Batch:
+        series = torch.randn(batch, time + 1, inputs, generator=generator)
+        return series[:, :-1].contiguous(), series[:, -1].contiguous()
+
+    return make
+
+
+def _categories(columns: int, categories: int, batch: int = 256) -> Callable[[torch.Generator], Batch]:
+    def make(generator: torch.Generator) -> Batch:
+        rows = torch.randint(0, categories, (batch, columns), generator=generator)
+        return rows, torch.randint(0, 2, (batch,), generator=generator)
+
+    return make
+
+
+def _images_to_images(side: int, batch: int = 8) -> Callable[[torch.Generator], Batch]:
+    def make(generator: torch.Generator) -> Batch:
+        images = torch.randn(batch, 1, side, side, generator=generator)
+        return images, images.square()
+
+    return make
+
+
+def _tokens_of_width(tokens: int, width: int, batch: int = 16) -> Callable[[torch.Generator], Batch]:
+    def make(generator: torch.Generator) -> Batch:
+        x = torch.randn(batch, tokens, width, generator=generator)
+        return x, x.roll(1, 1)
+
+    return make
+
+
+def _field(points: int) -> Callable[[torch.Generator], Batch]:
+    def make(generator: torch.Generator) -> Batch:
+        x = 2 * torch.rand(points, 2, generator=generator) - 1
+        return x, torch.sin(6 * x).prod(-1, keepdim=True)
+
+    return make
+
+
 def _char_gpt(width: int) -> Callable[[], LightningModule]:
     return lambda: CharGPT(d_model=width, n_layer=4, n_head=4, block_size=64, total_steps=10_000)
 
@@ -141,6 +195,64 @@ CASES = {
         ),
         Case(name="data-bound", make_model=_mlp, make_batch=_classes(784), wait_s=0.005),
         Case(name="gan", make_model=GAN, make_batch=_classes(64)),
+        Case(
+            name="resnet",
+            make_model=lambda: Supervised(ResidualConvs(32, 3, 10)),
+            make_batch=_classes(3, 16, 16, batch=32),
+        ),
+        Case(
+            name="separable",
+            make_model=lambda: Supervised(SeparableConvs(48, 4, 10), optimizer="SGD", lr=0.05),
+            make_batch=_classes(3, 32, 32, batch=16),
+        ),
+        Case(
+            name="patches",
+            make_model=lambda: Supervised(PatchTransformer(4, 64, 64, 3, 10)),
+            make_batch=_classes(3, 32, 32, batch=16),
+        ),
+        Case(
+            name="mixer",
+            make_model=lambda: Supervised(nn.Sequential(*[MixerBlock(32, 64) for _ in range(4)]), loss="mse"),
+            make_batch=_tokens_of_width(32, 64),
+        ),
+        Case(
+            name="gru",
+            make_model=lambda: Supervised(Forecaster(8, 64), loss="mse"),
+            make_batch=_series_to_next(48, 8),
+        ),
+        Case(
+            name="recurrence",
+            make_model=lambda: Supervised(GatedRecurrence(16, 64, 10)),
+            make_batch=_classes(24, 16, batch=32),
+        ),
+        Case(
+            name="dilated",
+            make_model=lambda: Supervised(DilatedConvs(4, 32, 5, 10)),
+            make_batch=_classes(4, 128, batch=32),
+        ),
+        Case(
+            name="tabular",
+            make_model=lambda: Supervised(Tabular(12, 100, 16, 2)),
+            make_batch=_categories(12, 100),
+        ),
+        Case(
+            name="unet",
+            make_model=lambda: Supervised(UNet(12), loss="mse"),
+            make_batch=_images_to_images(32),
+        ),
+        Case(name="sines", make_model=lambda: Supervised(Sines(128, 4), loss="mse"), make_batch=_field(1024)),
+        Case(name="vae", make_model=VAE, make_batch=_classes(784, batch=128)),
+        Case(name="contrastive", make_model=Contrastive, make_batch=_regression(128, batch=128)),
+        Case(
+            name="wide",
+            make_model=lambda: Supervised(
+                nn.Sequential(*[nn.Sequential(nn.Linear(768, 768), nn.ReLU()) for _ in range(3)]),
+                loss="mse",
+                optimizer="SGD",
+                lr=0.01,
+            ),
+            make_batch=_regression(768, batch=128),
+        ),
     )
 }
 """All cases, by name."""

@@ -18,7 +18,7 @@ from lightning_hotcompile import judge
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.callback import HotCompile
-from lightning_hotcompile.watch.opgraph import OpRecorder
+from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
 
 _STEPS_PER_PAIR = 2
 _STEPS_BEFORE_PAIRS = 40  # until a step is hot, is compiled and has been compiled again where it has to be
@@ -28,7 +28,7 @@ class OpsOfOneStep(Callback):
     """Records the operations of one training step, its backward and the optimizer's included."""
 
     def __init__(self, step: int = 2) -> None:
-        self.ops: tuple[str, ...] = ()
+        self.graph: OpGraph | None = None
         self._step = step
         self._recorder = OpRecorder()
 
@@ -40,9 +40,7 @@ class OpsOfOneStep(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """End with it."""
         self._recorder.stop()
-        graph = self._recorder.graph()
-        if graph is not None:
-            self.ops = graph.ops
+        self.graph = self._recorder.graph() or self.graph
 
 
 def run(case: Case, pairs: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -72,9 +70,18 @@ def run(case: Case, pairs: int, options: dict[str, Any]) -> dict[str, Any]:
         "high": report.speedup and report.speedup.high,
         "pairs": report.speedup and report.speedup.n,
         "compile_s": report.compile_s,
-        "ops": dict(Counter(ops.ops).most_common()),
+        "ops": dict(ops.graph.counts) if ops.graph else {},
+        "elements": _elements(ops.graph) if ops.graph else {},
         "parameters": sum(p.numel() for p in trainer.lightning_module.parameters()),
     }
+
+
+def _elements(graph: OpGraph) -> dict[str, int]:
+    """How many elements of tensors the operations of each name read and make."""
+    found: Counter[str] = Counter()
+    for op, elements in zip(graph.ops, graph.elements, strict=True):
+        found[op] += elements
+    return dict(found)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ class OpGraph:
 
     ops: tuple[str, ...]
     """Names of the operations in order, for example ``aten.mm.default``."""
+
+    elements: tuple[int, ...] = ()
+    """How many elements of tensors each operation reads and makes; what it changes in place counts once."""
 
     @property
     def n_ops(self) -> int:
@@ -73,7 +77,8 @@ class Canonical:
         # A tensor is found by its place, or by its storage's number alone while that has no views.
         self._nodes: dict[Any, int] = {}
         self._storages: dict[int, int] = {}
-        self._made = 0
+        self._sizes: list[int] = []
+        self._elements: list[int] = []
         self._geometries: dict[tuple[Any, ...], str] = {}
         # By id, because hashing an operator is slow; the trace keeps the operators alive.
         self._names: dict[int, str] = {}
@@ -82,28 +87,34 @@ class Canonical:
         """The graph of a whole trace."""
         lines = [_RULES, *map(self._line, trace)]
         digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
-        return OpGraph(digest=digest, ops=tuple(self._names[id(tokens[0])] for tokens in trace))
+        names = tuple(self._names[id(tokens[0])] for tokens in trace)
+        return OpGraph(digest=digest, ops=names, elements=tuple(self._elements))
 
     def _line(self, tokens: list[Any]) -> str:
         func = tokens[0]
         words = [self._names.get(id(func)) or self._names.setdefault(id(func), str(func))]
-        nodes, makes = self._nodes, False
+        nodes, makes, elements = self._nodes, False, 0
         for token in tokens[1:]:
             kind = token.__class__
             if kind is int:
-                words.append(f"%{nodes[token]}")
+                node = nodes[token]
+                words.append(f"%{node}")
             elif kind is not tuple:
                 makes = makes or token is MAKES
                 words.append(str(token))
-            elif makes or (node := nodes.get(token[:4])) is None:
-                words.append(self._new_node(token))
+                continue
             else:
-                words.append(f"%{node}")
+                known = None if makes else nodes.get(token[:4])
+                node = len(self._sizes) if known is None else known
+                words.append(self._new_node(token) if known is None else f"%{known}")
+            elements += self._sizes[node]
+        self._elements.append(elements)
         return " ".join(words)
 
     def _new_node(self, token: tuple[Any, ...]) -> str:
-        node, self._made = self._made, self._made + 1
+        node = len(self._sizes)
         self._nodes[token[:4]] = self._nodes[token[0]] = node
+        self._sizes.append(math.prod(max(0, size) for size in token[2]))  # none of a symbolic shape
         storage = self._storages.setdefault(token[0], len(self._storages))
         geometry = token[2:]
         text = self._geometries.get(geometry)

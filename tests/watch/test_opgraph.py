@@ -543,6 +543,24 @@ def test_higher_order_operators_are_allowed():
     assert "cond" in recorder.graph().ops
 
 
+def test_elements_are_those_that_an_operation_reads_and_makes():
+    x, w = fresh(8, 3), fresh(3, 5)
+
+    def step():
+        y = torch.relu(x @ w)  # 8x3, 3x5 and 8x5, then 8x5 twice
+        w.add_(y[0])  # a view of one row, then 3x5 in place and the row
+        y.exp_()
+
+    graph = record(step)
+    assert dict(zip(graph.ops, graph.elements, strict=True)) == {
+        "aten.mm.default": 24 + 15 + 40,
+        "aten.relu.default": 80,
+        "aten.select.int": 45,
+        "aten.add_.Tensor": 20,
+        "aten.exp_.default": 40,
+    }
+
+
 def test_sequence_reads_like_the_model():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     assert record(lambda: model(torch.empty(2, 4)).sum()).sequence_text() == "linear -> relu -> sum"
