@@ -18,6 +18,7 @@ from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.fused import try_fused
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder
 from lightning_hotcompile.trainer_facts import device_type
@@ -113,9 +114,15 @@ class Flip:
             random=config.random,
             limit_s=config.compile_timeout,
             device=device_type(self._module),
+            threads=threads_meanwhile(self.surroundings()),
         )
         self.prewarm.begin(captures)
         self._ledger.install_s += self._now() - start
+
+    def surroundings(self) -> Surroundings:
+        """What there is beside this training, as things are now."""
+        on_cpu = device_type(self._module) == "cpu"
+        return Surroundings.here(accelerator=not on_cpu, processes=self._trainer.num_devices)
 
     def install(self, eager_parts: Sequence[str] = ()) -> None:
         """Put the plan in place and warm up what was captured; parts of it may be known to be no gain."""

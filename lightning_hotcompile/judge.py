@@ -14,6 +14,7 @@ from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.plan.forecast import (
     WARM_SHARE,
+    Child,
     Decision,
     Expectation,
     forecast,
@@ -21,12 +22,13 @@ from lightning_hotcompile.plan.forecast import (
     worth_one_more,
 )
 from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.stages import TRAIN, remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.installation import OPTIMIZER
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, lost_share, why_not
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, slowed_share, why_not
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.trainer_facts import device_type
 
@@ -87,11 +89,11 @@ class Judge:
         hot = hot and not (undecided and self._flip.batch.is_one_to_wait_after())
         look, pairs = self._is_time_to_look(track), track.interleaved
         decision = self._decide(track) if hot and undecided else None
-        prewarms = track.phase is Phase.PREWARMING or (decision is not None and decision.go)
+        ahead = decision is not None and decision.go and not decision.inline
         return Facts(
             hot=hot,
             decision=decision,
-            prewarm=self._prewarm(track) if prewarms else "off",
+            prewarm=self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off",
             needs_capture=self._config.threshold > 0 and not self._flip.in_place and self._flip.needs_capture,
             installed=self._flip.in_place,
             compiled_steps=track.compiled_steps,
@@ -107,6 +109,8 @@ class Judge:
     def _prewarm(self, track: Track) -> str:
         if track.phase not in (Phase.OBSERVING, Phase.PREWARMING) or self._flip.in_place:
             return "off"
+        if self._trainer.local_rank > 0:
+            return "off"  # one child on each machine: the other ranks load what it has compiled
         if self._flip.prewarm is not None:
             return "over" if self._flip.prewarm.is_over() else "running"
         scope = self._flip.installation.plan.scope
@@ -153,26 +157,30 @@ class Judge:
         """Why no child process fills the compiler's cache first, or ``None``."""
         if self._config.threshold == 0:
             return "threshold=0 compiles before the first step"
-        if self._trainer.world_size > 1:
-            return "several ranks compile together"
-        return why_not(self._config.prewarm, self._config.backend, self._surroundings())
-
-    def _surroundings(self) -> Surroundings:
-        return Surroundings.here(accelerator=not self._on_cpu)
+        return why_not(self._config.prewarm, self._config.backend, self._flip.surroundings())
 
     @cached_property
-    def _lost_share(self) -> float:
-        """Of a compile, as things are when it is asked for first: it may be asked for before each step."""
-        return 1.0 if self.why_no_prewarm() else lost_share(self._surroundings())
+    def _beside_a_child(self) -> Surroundings | None:
+        """As things are when it is asked for first: it may be asked for before each step. None: no child."""
+        return None if self.why_no_prewarm() else self._flip.surroundings()
+
+    @property
+    def crowding(self) -> float:
+        """Time of a child process beside this training / time of a compile that has all cores."""
+        return 1.0 if self._beside_a_child is None else crowding(self._beside_a_child)
 
     def _expectation(self, track: Track, known: Profile | None, step_s: float | None) -> Expectation:
         """What the plan costs and gains, compiled in the way that it would be."""
         plan = self._flip.installation.plan
-        found = self._memory.expectation(plan, known, step_s if self._on_cpu else None)
+        found = self._assumed(plan, known, step_s)
         if known is not None or track.phase is not Phase.OBSERVING or self._flip.in_place:
             return found  # compiled in the step itself
-        forgone = self._memory.forgone_s(track.signature)
-        return replace(found, lost_share=self._lost_share, forgone_s=forgone)
+        forgone, around = self._memory.forgone_s(track.signature), self._beside_a_child
+        if around is None:
+            return replace(found, forgone_s=forgone)
+        child_s = self._memory.child_s(plan, self.crowding)
+        child = Child(seconds=child_s, slowed=slowed_share(around))
+        return replace(found, child=child, forgone_s=forgone)
 
     def forgone_s(self, track: Track) -> float | None:
         """Seconds that compiled code would have saved in this run, if it was the forecast that declined.
@@ -187,8 +195,13 @@ class Judge:
         if not (track.phase is Phase.DECLINED and track.state.reason == decision.reason):
             return None
         plan = self._flip.installation.plan
-        expected = self._memory.expectation(plan, None, step_s if self._on_cpu else None)
-        return forgone_s(step_s * track.steps, expected)
+        return forgone_s(step_s * track.steps, self._assumed(plan, None, step_s))
+
+    def _assumed(self, plan: CompilePlan, known: Profile | None, step_s: float | None) -> Expectation:
+        """By what was measured before, else by the operations of the step, and its time on a CPU."""
+        graph = self._watch.op_graph
+        ops = None if graph is None else OpStatistics.of(graph.counts, graph.elements_by_op)
+        return self._memory.expectation(plan, known, step_s if self._on_cpu else None, ops)
 
     def _is_time_to_look(self, track: Track) -> bool:
         """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""
@@ -247,6 +260,7 @@ class Judge:
             step_s=step_s,
             expected=self._expectation(track, known, step_s),
             spent_s=self._ledger.spent_s,
+            or_inline=self._config.prewarm is not True,
         )
 
 

@@ -16,6 +16,7 @@ from lightning_hotcompile.plan.forecast import (
     expected_speedup,
 )
 from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.profiles import Profile, utc_now
@@ -82,7 +83,7 @@ class Memory:
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
         self._known: dict[StepSignature, Profile | None] = {}
-        self._history: list[tuple[float, float]] | None = None
+        self._samples: tuple[CompileSample, ...] | None = None
 
     def of(self, signature: StepSignature) -> Profile | None:
         """What is known about compiled steps of this signature."""
@@ -120,10 +121,16 @@ class Memory:
         good = known is not None and known.verdict == "good" and known.scope == scope
         return known.eager_parts if good and known is not None else ()
 
-    def expectation(self, plan: CompilePlan, known: Profile | None, step_s: float | None) -> Expectation:
-        """Cost and gain of compiling a plan: as measured before, else as assumed for a step of this time."""
-        cold_s = expected_compile_s(plan.regions, self._cold_compiles())
-        assumed = expected_speedup(plan.regions, step_s)
+    def expectation(
+        self,
+        plan: CompilePlan,
+        known: Profile | None,
+        step_s: float | None,
+        ops: OpStatistics | None = None,
+    ) -> Expectation:
+        """Cost and gain of compiling a plan: as measured before, else as assumed for a step like this."""
+        cold_s = expected_compile_s(plan.regions, self._history(by_child=False))
+        assumed = expected_speedup(plan.regions, step_s, ops)
         if known is None:
             return Expectation(compile_s=cold_s, speedup=assumed)
         warm_s, judged = known.warm_compile_s, known.verdict != "unknown" and known.speedup is not None
@@ -133,6 +140,16 @@ class Memory:
             speedup=(known.speedup if judged else None) or assumed,
             measured=judged,
         )
+
+    def child_s(self, plan: CompilePlan, crowding: float) -> float:
+        """Seconds that a child process is expected to take for a plan.
+
+        Args:
+            plan: with an empty compiler cache.
+            crowding: time of a child beside this training / time of a compile that has all cores.
+        """
+        history = self._history(by_child=True) or self._history(by_child=False)
+        return crowding * expected_compile_s(plan.regions, history)
 
     def learn(
         self,
@@ -167,16 +184,32 @@ class Memory:
         )
         self._store.remember(learned)
         if compile_s > 0:
-            self._store.add_compile_sample(
-                CompileSample(
-                    kinds=tuple(region.kind for region in plan.regions),
-                    assumed_s=assumed_compile_s(plan.regions),
-                    seconds=compile_s,
-                    warm=warm,
-                    torch=str(torch.__version__),
-                    when=utc_now(),
-                )
+            self._add_sample(plan, compile_s, assumed_compile_s(plan.regions), warm=warm)
+
+    def learn_child(self, plan: CompilePlan, seconds: float, crowding: float) -> None:
+        """Keep what a child process took to compile a plan; for ``crowding`` see :meth:`child_s`."""
+        self._add_sample(plan, seconds, crowding * assumed_compile_s(plan.regions), by_child=True)
+
+    def _add_sample(
+        self,
+        plan: CompilePlan,
+        seconds: float,
+        assumed_s: float,
+        *,
+        warm: bool = False,
+        by_child: bool = False,
+    ) -> None:
+        if self._store is not None:
+            sample = CompileSample(
+                kinds=tuple(region.kind for region in plan.regions),
+                assumed_s=assumed_s,
+                seconds=seconds,
+                warm=warm,
+                by_child=by_child,
+                torch=str(torch.__version__),
+                when=utc_now(),
             )
+            self._store.add_compile_sample(sample)
 
     def _learn_forgone(self, signature: StepSignature, report: Report, seconds: float | None) -> None:
         """With 0 seconds counting begins anew: else each run after this one would compile in vain as well."""
@@ -214,11 +247,12 @@ class Memory:
             compiled_s=None if report.compiled_ms is None else 1e-3 * report.compiled_ms.median,
         )
 
-    def _cold_compiles(self) -> list[tuple[float, float]]:
-        if self._history is None:
-            samples = () if self._store is None else self._store.compile_samples()
-            self._history = [(s.assumed_s, s.seconds) for s in samples if not s.warm]
-        return self._history
+    def _history(self, *, by_child: bool) -> list[tuple[float, float]]:
+        """Compiles with an empty cache: seconds that would have been assumed, seconds that they took."""
+        if self._samples is None:
+            self._samples = () if self._store is None else self._store.compile_samples()
+        kept = [sample for sample in self._samples if not sample.warm and sample.by_child is by_child]
+        return [(sample.assumed_s, sample.seconds) for sample in kept]
 
 
 def _keeps_code(backend: object) -> bool:

@@ -56,7 +56,7 @@ class Moves:
     def move(self, track: Track, steps: int) -> None:
         """At most one transition, before batch number ``steps``: of this signature, or of all ranks."""
         if self._together.several:
-            self._move_together(steps)
+            self._move_together(track, steps)
         elif not track.is_waiting:
             self._move(track)
 
@@ -69,17 +69,20 @@ class Moves:
             track.looks += 1
         self._perform(track, transition, facts)
 
-    def _move_together(self, steps: int) -> None:
+    def _move_together(self, track: Track, steps: int) -> None:
         """All ranks change at the same batch, or none does.
 
         One signature, the first that is hot on each rank, is compiled. In the steady state a rank may
-        go back to eager by itself, since gradients are averaged.
+        go back to eager by itself, since gradients are averaged; and while all wait for the child
+        processes, those that have one show it what to compile.
         """
         together = self._together
         if together.state.phase is Phase.STEADY and self._leader is not None:
             if self._leader.phase is Phase.STEADY:  # back to eager alone, but never compiled again alone
                 self._move(self._leader)
             return
+        if together.state.phase is Phase.PREWARMING and track is self._leader:
+            self._prewarm(track)
         if not together.is_due(steps):
             return
         leader = self._leader or next((t for t in self._watch.tracks if t.hot), None)
@@ -101,12 +104,19 @@ class Moves:
         self._perform_as_agreed(leader, transition, facts, agreed)
         self._wait_until_all_have_compiled(leader, transition.action, steps)
 
+    def _prewarm(self, track: Track) -> None:
+        facts = self._judge.facts(track)
+        transition = advance(track.state, facts)
+        if transition.action is Action.PREWARM:
+            self._perform(track, transition, facts)
+
     def _perform_as_agreed(
         self, leader: Track, transition: Transition, facts: Facts, agreed: Proposal
     ) -> None:
         if agreed.phase != str(transition.state.phase):
-            ended = replace(leader.state, phase=Phase(agreed.phase), reason=agreed.reason)
-            transition = Transition(ended, Action.TAKE_OUT)
+            other = replace(leader.state, phase=Phase(agreed.phase), reason=agreed.reason)
+            waits = other.phase is Phase.PREWARMING  # for the child of another rank
+            transition = Transition(other, Action.NONE if waits else Action.TAKE_OUT)
         self._perform(leader, transition, facts)
         self._together.state = leader.state
 

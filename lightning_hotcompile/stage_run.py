@@ -175,6 +175,9 @@ class StageRun:
                 warm=installed.was_warm,
                 forgone_s=session.judge.forgone_s(track),
             )
+            prewarm = session.flip.prewarm
+            if prewarm is not None and prewarm.took_s is not None:
+                self._memory.learn_child(session.plan, prewarm.took_s, session.judge.crowding)
         if session.steps:
             self._log_receipt(report)
             title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"

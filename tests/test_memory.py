@@ -98,11 +98,9 @@ def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
 def test_a_child_process_that_is_to_compile_is_in_the_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    around = choice.Surroundings(
-        posix=True, cores=2, training_threads=1, accelerator=False, free_memory=None, local_rank=0
-    )
+    around = choice.Surroundings(posix=True, cores=2, training_threads=1, accelerator=False, free_memory=None)
     monkeypatch.setattr(forecast, "BASE_COMPILE_S", 40.0)
-    monkeypatch.setattr(judge.Surroundings, "here", lambda **_: around)
+    monkeypatch.setattr(choice.Surroundings, "here", lambda **_: around)
     monkeypatch.setattr(memory, "expected_speedup", lambda *_: 2.0)
     callback = learning(tmp_path / "s", backend="inductor", scope="step", prewarm="auto", cost_gate=True)
     fit(seeded(Net), [callback], max_epochs=1, limit_train_batches=8)

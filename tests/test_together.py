@@ -137,6 +137,29 @@ def test_one_that_is_ready_later_makes_us_wait(monkeypatch: pytest.MonkeyPatch) 
     assert report.phase == "steady"
 
 
+def test_one_that_has_a_child_process_makes_us_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiles_ahead(ours: Proposal, number: int) -> Proposal:
+        compiling = ours.phase == "flipping" and number < 5
+        return replace(ours, phase="prewarming", reason="worth it there") if compiling else ours
+
+    report, proposals, _ = train(monkeypatch, compiles_ahead)
+    first, second, *rest = phases(report)
+    assert [first, second] == [(3, "prewarming"), (30, "flipping")]  # asked again at batches 10, 20, 30
+    assert [phase for _, phase in rest] == ["settling", "steady"]
+    assert [p.phase for p in proposals[1:5]] == ["flipping"] * 4
+    assert all(r.proven for r in report.regions)
+
+
+def test_one_that_gives_up_while_its_child_compiles_ends_it_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gives_up(ours: Proposal, number: int) -> Proposal:
+        phase = {2: "prewarming", 3: "declined"}.get(number, ours.phase)
+        return replace(ours, phase=phase, reason="out of memory")
+
+    report, proposals, _ = train(monkeypatch, gives_up, epochs=3)
+    assert phases(report) == [(3, "prewarming"), (10, "declined")]
+    assert (report.reason, len(proposals)) == ("rank 1: out of memory", 3)
+
+
 @pytest.mark.parametrize("end", ["declined", "reverted"])
 def test_one_that_ends_in_the_middle_of_settling_ends_it_for_us(
     monkeypatch: pytest.MonkeyPatch, end: str

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from lightning_hotcompile.bench.char_gpt import CharGPT
+from lightning_hotcompile.bench.own_losses import VAE, Contrastive
 from lightning_hotcompile.bench.small_models import (
     GAN,
     BatchNormCNN,
@@ -24,8 +25,6 @@ from lightning_hotcompile.bench.small_models import (
     TextMixer,
 )
 from lightning_hotcompile.bench.varied_models import (
-    VAE,
-    Contrastive,
     DilatedConvs,
     Forecaster,
     GatedRecurrence,

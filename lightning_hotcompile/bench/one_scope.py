@@ -8,7 +8,6 @@ Where the compiler keeps its files is up to the environment.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ _STEPS_BEFORE_PAIRS = 40  # until a step is hot, is compiled and has been compil
 
 
 class OpsOfOneStep(Callback):
-    """Records the operations of one training step, its backward and the optimizer's included."""
+    """Records the operations of one training step, its forward and backward."""
 
     def __init__(self, step: int = 2) -> None:
         self.graph: OpGraph | None = None
@@ -37,8 +36,8 @@ class OpsOfOneStep(Callback):
         if trainer.fit_loop.epoch_loop.batch_idx == self._step:
             self._recorder.start()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """End with it."""
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """End with its backward."""
         self._recorder.stop()
         self.graph = self._recorder.graph() or self.graph
 
@@ -71,17 +70,9 @@ def run(case: Case, pairs: int, options: dict[str, Any]) -> dict[str, Any]:
         "pairs": report.speedup and report.speedup.n,
         "compile_s": report.compile_s,
         "ops": dict(ops.graph.counts) if ops.graph else {},
-        "elements": _elements(ops.graph) if ops.graph else {},
+        "elements": dict(ops.graph.elements_by_op) if ops.graph else {},
         "parameters": sum(p.numel() for p in trainer.lightning_module.parameters()),
     }
-
-
-def _elements(graph: OpGraph) -> dict[str, int]:
-    """How many elements of tensors the operations of each name read and make."""
-    found: Counter[str] = Counter()
-    for op, elements in zip(graph.ops, graph.elements, strict=True):
-        found[op] += elements
-    return dict(found)
 
 
 def main() -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
 from lightning_hotcompile.bench.case_suite import CaseSuite, Row, origin
+from lightning_hotcompile.bench.prior_fit import fitted
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
-from lightning_hotcompile.plan.prior import fitted
+from lightning_hotcompile.plan.prior import OpStatistics
 
 HOW = """\
 Each scope of each case has a process and empty compiler caches of its own. Once the step is compiled,
 eager and compiled steps are run in turn (E C C E), and the ratio is the median over the pairs, with the
 95% interval of the sign test. A ratio above 1 says that compiled is faster. `compile_s` is all compiling, the
-backward included. The callback's other rules are off: no forecast, no lower bound for the gain."""
+backward included. The callback's other rules are off: no forecast, no lower bound for the gain. Operations
+are those of the forward and the backward; fusible are all but views and calls of a library (matrix products,
+convolutions, recurrent layers, attention, embeddings)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +66,12 @@ class ScopesSuite(CaseSuite):
 
     def files(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, str]:
         """The table, the page and the prior."""
-        prior = {**facts, "lines": fitted(rows)}
+        prior = {**facts, "gains": fitted(rows)}
         return {**super().files(rows, facts), "prior.json": json.dumps(prior, indent=1) + "\n"}
 
     def frame(self, rows: Sequence[Row]) -> pd.DataFrame:
-        """One row for each case and scope, the operations as their number only."""
-        flat = [{**row, "ops": sum((row.get("ops") or {}).values()), "regions": _kinds(row)} for row in rows]
+        """One row for each case and scope; of the operations how many, and what the prior is fitted to."""
+        flat = [_flat(row) for row in rows]
         return pd.DataFrame(flat)
 
     def page(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
@@ -77,6 +80,7 @@ class ScopesSuite(CaseSuite):
         wide = table.pivot_table(index="case", columns="plan", values="speedup", sort=False).round(2)
         wide["eager ms"] = table.groupby("case", sort=False)["eager_ms"].median().round(2)
         wide["operations"] = table.groupby("case", sort=False)["ops"].max()
+        wide["fusible"] = table.groupby("case", sort=False)["fusible"].max()
         parts = [
             "# What each scope gains",
             "Geometric means over the cases that a scope could compile: " + _means(rows) + ".",
@@ -86,6 +90,13 @@ class ScopesSuite(CaseSuite):
             origin(facts),
         ]
         return "\n\n".join(parts) + "\n"
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    ops, elements = row.get("ops") or {}, row.get("elements") or {}
+    found = {**row, "ops": sum(ops.values()), "regions": _kinds(row)}
+    found.pop("elements", None)
+    return {**found, **asdict(OpStatistics.of(ops, elements))}
 
 
 def _kinds(row: Row) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from lightning_hotcompile.plan.prior import PRIOR
+from lightning_hotcompile.plan.prior import PRIOR, OpStatistics
 from lightning_hotcompile.plan.scopes import Region
 
 GAIN_OF_ONE_MORE = 1.05
@@ -36,13 +36,28 @@ RECENT = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether to compile, and the reason in words. ``wait``: not yet, ask again later."""
+    """Whether to compile, and the reason in words.
+
+    ``wait``: not yet, ask again later. ``inline``: in the step itself, although a child process could.
+    """
 
     go: bool
     reason: str
     wait: bool = False
+    inline: bool = False
     expected_cost_s: float | None = None
     expected_saving_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A child process that compiles while training goes on."""
+
+    seconds: float
+    """Until it is done."""
+
+    slowed: float = 0.0
+    """Share of these seconds by which training falls behind, since it has a thread less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +69,23 @@ class Expectation:
     measured: bool = False
     """Whether an earlier run has measured the gain."""
 
-    lost_share: float = 1.0
-    """Share of the compile time that the run loses: all of it, or less where a child process compiles."""
+    child: Child | None = None
+    """The child process that would compile, if one would."""
 
     forgone_s: float = 0.0
     """Seconds that compiled code would have saved in earlier runs of the same step, all of which declined."""
 
     @property
     def cost_s(self) -> float:
-        """Seconds by which compiling makes the run longer."""
-        return self.lost_share * self.compile_s
+        """Seconds by which compiling makes the run longer; after a child the code is only loaded."""
+        if self.child is None:
+            return self.compile_s
+        return WARM_SHARE * self.compile_s + self.child.slowed * self.child.seconds
 
     @property
     def wait_s(self) -> float:
         """Seconds of eager steps before anything is gained: those in which a child process compiles."""
-        return self.compile_s if self.lost_share < 1 else 0.0
+        return self.child.seconds if self.child is not None else 0.0
 
 
 def expected_compile_s(regions: Sequence[Region], history: Sequence[tuple[float, float]] = ()) -> float:
@@ -90,12 +107,20 @@ def assumed_compile_s(regions: Sequence[Region]) -> float:
     return BASE_COMPILE_S + each + SECONDS_PER_TENSOR * tensors
 
 
-def expected_speedup(regions: Sequence[Region], step_s: float | None) -> float:
-    """Eager time / compiled time that these regions are expected to give, by the prior."""
+def expected_speedup(
+    regions: Sequence[Region], step_s: float | None, ops: OpStatistics | None = None
+) -> float:
+    """Eager time / compiled time that these regions are expected to give, by the prior.
+
+    Args:
+        regions: of a plan.
+        step_s: seconds of an eager step, ``None`` if not known, or not on a CPU.
+        ops: of its forward and backward, ``None`` if they were not recorded.
+    """
     kinds = {region.kind for region in regions}
     if "step" in kinds:
-        return PRIOR["step+optimizer" if "optimizer" in kinds else "step"].speedup(step_s)
-    return PRIOR["regions+optimizer"].speedup(step_s)
+        return PRIOR["step+optimizer" if "optimizer" in kinds else "step"].speedup(step_s, ops)
+    return PRIOR["regions+optimizer"].speedup(step_s, ops)
 
 
 def forecast(
@@ -104,6 +129,7 @@ def forecast(
     step_s: float | None,
     expected: Expectation,
     spent_s: float = 0.0,
+    or_inline: bool = True,
 ) -> Decision:
     """Weigh the time that compiling saves in the steps that are left against what it costs.
 
@@ -112,17 +138,32 @@ def forecast(
     most about twice the time of the better choice. By the same rule runs that are too short one by one
     compile once they would have saved together what compiling costs.
 
+    A child process that would take too long leaves the choice to compile in the step itself, where that
+    pays: a child has the core that is left, and nothing is gained until it is done.
+
     Args:
         remaining_steps: steps that are left, ``None`` if unknown.
         step_s: seconds of an eager step, ``None`` if not measured yet.
         expected: cost and gain.
         spent_s: seconds that this run has spent in steps so far.
+        or_inline: whether the step itself may compile where a child process would not pay.
     """
-    cost = expected.cost_s
     if step_s is None:
         return Decision(go=True, reason="no step was measured yet: threshold=0 compiles at once")
     if remaining_steps is None:
-        return _of_unknown_length(step_s, spent_s, cost)
+        return _of_unknown_length(step_s, spent_s, expected.cost_s)
+    decision = _weighed(remaining_steps, step_s, expected)
+    if decision.go or expected.child is None or not or_inline:
+        return decision
+    inline = _weighed(remaining_steps, step_s, replace(expected, child=None))
+    if not inline.go:
+        return decision
+    reason = f"{inline.reason}; a child process would take about {expected.child.seconds:.0f} s"
+    return replace(inline, inline=True, reason=reason)
+
+
+def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Decision:
+    cost = expected.cost_s
     left_s = remaining_steps * step_s
     saving = max(0.0, left_s - expected.wait_s) * (1 - 1 / expected.speedup)
     facts = _facts(remaining_steps, step_s, expected, saving)

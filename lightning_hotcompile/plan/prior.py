@@ -1,82 +1,117 @@
-"""What scopes have gained on other models, by the time of their eager step: a line for each scope.
+"""What scopes have gained on other models, by the operations of their step and its time.
 
     python recipes/benchmark.py suite=scopes
 
-measures the table and writes ``prior.json`` beside it; the one in this folder is such a file. The time of a
-step says more about the gain than its operations do: where a step is short, the cost of a call of compiled
-code eats up what it saves.
+measures the table and fits ``prior.json`` to it; the one in this folder is such a file. The time of a step
+alone says nothing: for a case that the fit has not seen, a line through the times errs as much as the mean
+of all cases does.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from statistics import linear_regression
-from typing import Any
+
+import torch
+
+_LIBRARY = (
+    *("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding"),
+    *("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product", "_flash_attention"),
+)
+"""Beginnings of names: calls that compiled code makes as well, their backwards too."""
+
+_NO_WORK = frozenset(
+    {"detach", "empty", "empty_like", "_local_scalar_dense", "_unsafe_view", "lift_fresh"}
+    | {"_record_function_enter_new", "_record_function_exit"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """``log(speed-up) = intercept + slope * log(step in ms)``, between the shortest and longest step seen.
+class OpStatistics:
+    """What a compiler can do something about in the forward and backward of a step."""
 
-    ``rms`` is the typical error of the logarithm for a case that the line has not seen.
+    fusible: int
+    """Operations that are neither views nor calls of a library (matrix products, convolutions, ...)."""
+
+    batch_norm: int
+    """Elements of tensors that BatchNorm reads and makes: eager CPU kernels are slow at it."""
+
+    @classmethod
+    def of(cls, ops: Mapping[str, int], elements: Mapping[str, int]) -> OpStatistics:
+        """Count them.
+
+        Args:
+            ops: how often each operation ran, by names such as ``aten.mm.default``.
+            elements: how many elements of tensors they read and made, by the same names.
+        """
+        return cls(
+            fusible=sum(times for op, times in ops.items() if _is_fusible(op)),
+            batch_norm=sum(n for op, n in elements.items() if "batch_norm" in op),
+        )
+
+
+def _is_fusible(op: str) -> bool:
+    name = op.split(".")[1] if "." in op else op
+    return name not in _NO_WORK and not name.startswith(_LIBRARY) and not _is_view(op)
+
+
+def _is_view(op: str) -> bool:
+    found: object = torch.ops
+    try:
+        for part in op.split("."):
+            found = getattr(found, part)
+    except (AttributeError, RuntimeError):  # of a library that is not loaded in this process
+        return False
+    return bool(getattr(found, "is_view", False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What compiling a scope saves of an eager step, as a share of its time in ms.
+
+    ``share + (op_ms * fusible + batch_norm_ms * millions of elements - call_ms) / time``; the speed-up that
+    follows is kept between the least and the most that was measured. All but the counts and ``rms`` are
+    fitted.
     """
 
-    intercept: float
-    slope: float
-    from_ms: float
-    to_ms: float
+    share: float
+    call_ms: float
+    """What a call of compiled code costs: guards, and what autograd and Lightning do around it."""
+
+    op_ms: float
+    batch_norm_ms: float
+    usual_fusible: float
+    """Per ms of eager step, for a step of which the operations are not known."""
+
+    usual_batch_norm: float
+    """Millions of elements per ms, for the same."""
+
+    typical: float
+    """Geometric mean of the speed-ups that were measured: of a step of which nothing is known."""
+
+    least: float
+    most: float
     rms: float
+    """Typical error of the logarithm of the speed-up, for a case that the fit has not seen."""
+
     cases: int
 
-    def speedup(self, step_s: float | None) -> float:
-        """Expected eager time / compiled time; without a time, that of a step in the middle."""
-        middle = math.sqrt(self.from_ms * self.to_ms)
-        ms = middle if step_s is None else min(max(1e3 * step_s, self.from_ms), self.to_ms)
-        return math.exp(self.intercept + self.slope * math.log(ms))
+    def speedup(self, step_s: float | None, ops: OpStatistics | None = None) -> float:
+        """Expected eager time / compiled time of a step that takes ``step_s`` seconds eagerly."""
+        if step_s is None:
+            return self.typical
+        ms = 1e3 * step_s
+        fusible = self.usual_fusible * ms if ops is None else ops.fusible
+        batch_norm = self.usual_batch_norm * ms if ops is None else 1e-6 * ops.batch_norm
+        saved = self.share + (self.op_ms * fusible + self.batch_norm_ms * batch_norm - self.call_ms) / ms
+        return max(self.least, 1 / max(1 - saved, 1 / self.most))
 
 
-def fitted(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The line of each scope through the rows of the suite ``scopes``, as plain numbers.
-
-    Args:
-        rows: with ``plan``, ``eager_ms`` and ``speedup``; those without a speed-up are left out.
-    """
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.get("speedup"):
-            points.setdefault(row["plan"], []).append((math.log(row["eager_ms"]), math.log(row["speedup"])))
-    return {plan: _line_through(found) for plan, found in points.items() if len(found) >= _LEAST_CASES}
-
-
-_LEAST_CASES = 4
-
-
-def _line_through(points: Sequence[tuple[float, float]]) -> dict[str, float]:
-    slope, intercept = linear_regression(*zip(*points, strict=True))
-    errors = []
-    for left_out in range(len(points)):
-        others = [point for i, point in enumerate(points) if i != left_out]
-        b, a = linear_regression(*zip(*others, strict=True))
-        x, y = points[left_out]
-        errors.append(y - a - b * x)
-    times = [math.exp(x) for x, _ in points]
-    return {
-        "intercept": round(intercept, 4),
-        "slope": round(slope, 4),
-        "from_ms": round(min(times), 2),
-        "to_ms": round(max(times), 2),
-        "rms": round(math.sqrt(math.fsum(e * e for e in errors) / len(errors)), 4),
-        "cases": len(points),
-    }
-
-
-def _load() -> dict[str, Line]:
+def _load() -> dict[str, Gain]:
     text = resources.files(__package__).joinpath("prior.json").read_text(encoding="utf-8")
-    return {plan: Line(**line) for plan, line in json.loads(text)["lines"].items()}
+    return {plan: Gain(**gain) for plan, gain in json.loads(text)["gains"].items()}
 
 
 PRIOR = _load()

@@ -10,7 +10,7 @@ from lightning_hotcompile.store import checked
 from lightning_hotcompile.store.checked import InvalidRecord
 from lightning_hotcompile.store.hardware import as_tuple
 
-FORMAT = 1
+FORMAT = 2
 KIND = "hotcompile compile costs"
 MOST_SAMPLES = 200
 MOST_BYTES = 1024 * 1024
@@ -27,6 +27,7 @@ class CompileSample:
         assumed_s: seconds that were assumed for them, with the constants of the forecast.
         seconds: wall time of compiling.
         warm: whether the compiler's cache knew the graphs.
+        by_child: whether a child process compiled while training went on.
         torch: version of PyTorch.
         when: UTC in ISO 8601.
 
@@ -38,6 +39,7 @@ class CompileSample:
     assumed_s: float
     seconds: float
     warm: bool
+    by_child: bool
     torch: str
     when: str
 
@@ -60,6 +62,7 @@ _RULES = {
     "assumed_s": checked.number(0, 1e7),
     "seconds": checked.number(0, 1e7),
     "warm": checked.flag(),
+    "by_child": checked.flag(),
     "torch": _NAME,
     "when": checked.utc_time(),
 }

@@ -35,16 +35,19 @@ def agree(proposals: Sequence[Proposal], current: str) -> Proposal | None:
     """What all ranks do, the same on each; ``None`` means that all wait.
 
     One rank that declines or takes back decides for all: a rank that compiles alone makes the
-    others wait in their collectives until they time out. Different plans are a decline.
+    others wait in their collectives until they time out. Different plans are a decline. One rank that
+    lets a child process compile first makes all wait for it.
     """
     for end in _ENDS:
         for proposal in proposals:
             if proposal.phase == end != current:
                 return replace(proposal, reason=f"rank {proposal.rank}: {proposal.reason}")
     wanted = {p.phase for p in proposals}
+    if wanted == {"prewarming", "flipping"} and current != "prewarming":
+        wanted = {"prewarming"}
     if wanted == {current} or len(wanted) > 1:
         return None
-    first = proposals[0]
+    first = next(p for p in proposals if p.phase in wanted)
     other = next((p for p in proposals if p.plan_digest != first.plan_digest), None)
     if other is not None:
         reason = (
@@ -59,8 +62,8 @@ class Ranks:
     """The processes that train together.
 
     They exchange proposals at steps that all of them can tell from their own counters: while
-    observing at every ``interval``-th batch, while flipping at each batch, while settling at every
-    tenth. In an end state nothing is exchanged. ``world_size`` is 1 without a process group.
+    observing at every ``interval``-th batch, while flipping at each batch, while prewarming and settling
+    at every tenth. In an end state nothing is exchanged. ``world_size`` is 1 without a process group.
 
     Args:
         interval: batches between two exchanges while observing.
@@ -116,10 +119,9 @@ class Ranks:
         """Whether all ranks exchange proposals before this batch."""
         if phase == "flipping":
             return True
-        if phase in ("observing", "settling"):
-            every = 10 if phase == "settling" else self._interval
-            return batches_seen % every == 0
-        return False
+        if phase == "observing":
+            return batches_seen % self._interval == 0
+        return phase in ("prewarming", "settling") and batches_seen % 10 == 0
 
     def agree_to_watch(self, plan_digest: str, reason: str | None) -> str | None:
         """Before the first step: why this run is not watched, on any rank; ``None`` if it is on all.

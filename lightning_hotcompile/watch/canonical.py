@@ -49,6 +49,14 @@ class OpGraph:
         """How often each operation ran, the most frequent first."""
         return dict(Counter(self.ops).most_common())
 
+    @property
+    def elements_by_op(self) -> Mapping[str, int]:
+        """How many elements of tensors the operations of each name read and make."""
+        found: Counter[str] = Counter()
+        for op, elements in zip(self.ops, self.elements, strict=True):
+            found[op] += elements
+        return dict(found)
+
     def sequence_text(self, limit: int = 12) -> str:
         """The first operations for a reader: ``linear -> relu -> sum``.
 

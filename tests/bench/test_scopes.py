@@ -18,10 +18,10 @@ from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.bench.scopes_suite import ScopesSuite
 from lightning_hotcompile.errors import ConfigError
-from lightning_hotcompile.plan.prior import Line
+from lightning_hotcompile.plan.prior import Gain
 
 SCOPES: dict[str, Mapping[str, Any]] = {"step": {"scope": "step"}, "module": {"scope": "module"}}
-CASES_USED = ["mlp", "cnn", "lstm", "gan"]
+CASES_USED = ["mlp", "cnn", "lstm", "gan", "unet", "wide"]
 
 
 class FakeRunner:
@@ -38,8 +38,8 @@ class FakeRunner:
         return {
             "phase": "steady", "reason": "faster", "scope": options["scope"], "regions": ["step"],
             "eager_ms": 10.0 + len(self.calls), "speedup": speedup, "low": speedup - 0.1,
-            "high": speedup + 0.1, "pairs": 40, "compile_s": 20.0, "ops": {"aten.mm": 3, "aten.add": 2},
-            "parameters": 7,
+            "high": speedup + 0.1, "pairs": 40, "compile_s": 20.0, "parameters": 7,
+            "ops": {"aten.mm.default": 3, "aten.add.Tensor": 2}, "elements": {"aten.add.Tensor": 9},
         }  # fmt: skip
 
 
@@ -63,12 +63,13 @@ def test_files_say_the_same(tmp_path: Path) -> None:
     rows, _ = run(tmp_path, FakeRunner())
     assert json.loads((tmp_path / "scopes.json").read_text())["rows"] == rows
     table = pd.read_csv(tmp_path / "scopes.csv")
-    assert list(table["ops"]) == [5] * 8
-    assert list(table["regions"]) == ["1 step"] * 8
+    assert list(table["ops"]) == [5] * 12
+    assert list(table["fusible"]) == [2] * 12
+    assert list(table["regions"]) == ["1 step"] * 12
     page = (tmp_path / "scopes.md").read_text()
-    assert "step 1.38x (4), module 1.48x (4), the best of each, eager included, 1.48x" in page
-    lines = json.loads((tmp_path / "prior.json").read_text())["lines"]
-    assert Line(**lines["step"]).cases == 4
+    assert "step 1.56x (6), module 1.66x (6), the best of each, eager included, 1.66x" in page
+    gains = json.loads((tmp_path / "prior.json").read_text())["gains"]
+    assert Gain(**gains["step"]).cases == 6
 
 
 def test_what_cannot_be_compiled_is_a_row_with_its_reason(tmp_path: Path) -> None:
@@ -107,4 +108,6 @@ def test_one_scope_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row["phase"], row["pairs"], row["regions"]) == ("steady", 10, ["step", "optimizer"])
     assert row["low"] <= row["speedup"] <= row["high"]
     assert row["ops"]["aten.addmm.default"] == 2
+    assert "aten.add_.Tensor" not in row["ops"], "of the optimizer"
+    assert row["elements"]["aten.relu.default"] == 2 * 64 * 256
     json.dumps(row)

@@ -53,17 +53,17 @@ class Rank:
         return [(e["step"], e["phase"]) for e in self.report["events"] if e["kind"] == "phase_changed"]
 
 
-def run(folder: Path, cases: tuple[str, ...]) -> str:
+def run(folder: Path, cases: tuple[str, ...], **variables: str) -> str:
     """Train the cases on two processes; what they printed."""
-    return run_script(script.__file__, str(folder), *cases)
+    return run_script(script.__file__, str(folder), *cases, **variables)
 
 
-def run_script(file: str, *arguments: str) -> str:
+def run_script(file: str, *arguments: str, **more: str) -> str:
     """Run a script and the ranks that Lightning starts from it. Never waits longer than the limit."""
     variables = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")}
     process = subprocess.Popen(
         [sys.executable, file, *arguments],
-        env={**variables, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOTCOMPILE": ""},
+        env={**variables, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOTCOMPILE": "", **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -216,3 +216,26 @@ def test_a_refusal_on_one_rank_is_told_to_the_others_before_it_ends_the_run(tmp_
     output = run(tmp_path, ("refuses",))
     assert "HotCompile: declined: rank 1: TargetError: targets='nothing.*'" in output
     assert "ended after" not in output
+
+
+def test_one_child_process_compiles_for_both_ranks(tmp_path: Path) -> None:
+    """Rank 0 has it; rank 1 waits with its flip, and finds the same code in the cache."""
+    case = "compiled ahead"
+    output = run(tmp_path, (case,), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    first, second = ranks_of((tmp_path, output), case)
+    assert first.phases == second.phases
+    assert [phase for _, phase in first.phases] == ["prewarming", "flipping", "settling", "steady"]
+    child, none = ([n for n in rank.report["notes"] if n.startswith("prewarm")] for rank in (first, second))
+    assert "1 of 1 graphs compiled by a child process" in child[0]
+    assert none == []
+    for rank in (first, second):
+        graphs = [e for e in rank.report["events"] if e["kind"] == "compiled"]
+        assert graphs
+        assert all(e["cache_hit"] for e in graphs)
+    assert_same(*(_loaded(rank) for rank in (first, second)))
+
+
+def _loaded(rank: Rank) -> Net:
+    model = seeded(Net)
+    model.load_state_dict(rank.weights)
+    return model

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils.data import DataLoader
 
+from lightning_hotcompile import HotCompile
 from lightning_hotcompile.swap.ranks import Proposal, Ranks
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import SignatureReader
@@ -62,6 +65,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bucket view": ({"scope": "step"}, {}),
     "halved gradients": ({"scope": "step"}, {}),
     "accumulation": ({"scope": "step"}, {}),
+    "compiled ahead": ({"scope": "step", "backend": "inductor", "prewarm": True}, {}),
 }
 """Each case: the options of both ranks, and what rank 1 has otherwise."""
 
@@ -75,7 +79,25 @@ DDP: dict[str, dict[str, Any]] = {
 }
 """Each of these is trained without the callback too: what the strategy is given."""
 
-TRAINER: dict[str, dict[str, Any]] = {"accumulation": {"accumulate_grad_batches": 3, "max_epochs": 3}}
+TRAINER: dict[str, dict[str, Any]] = {
+    "accumulation": {"accumulate_grad_batches": 3, "max_epochs": 3},
+    "compiled ahead": {"max_epochs": 400},
+}
+
+
+class UntilSteady(Callback):
+    """Ends the training a few steps after compiled code is kept, which all ranks do at the same batch."""
+
+    def __init__(self, callback: HotCompile) -> None:
+        self._callback = callback
+        self._steps = 0
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Slow enough for a child process to be done."""
+        time.sleep(0.02)
+        self._steps += self._callback.phase in ("steady", "declined", "reverted")
+        trainer.should_stop = self._steps >= 5
+
 
 LATE = {"late": 3, "too late": 3, "too late at the start": 0}
 """The number of the meeting that rank 1 comes late to; at the third the model is compiled already."""
@@ -164,8 +186,9 @@ def train(case: str, rank: int, folder: Path) -> None:
     if case in DDP:
         _, plain = fit(case, rank, [])
         torch.save(plain.state_dict(), folder / f"{case}-{rank}-plain.pt")
+    callbacks = [callback, UntilSteady(callback)] if case == "compiled ahead" else [callback]
     with late(case, rank), trouble(case) if rank == 1 else contextlib.nullcontext():
-        trainer, model = fit(case, rank, [callback])
+        trainer, model = fit(case, rank, callbacks)
     assert trainer.global_rank == rank
     seen = {
         "report": callback.report.to_dict(),

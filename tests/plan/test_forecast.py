@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +14,7 @@ from lightning_hotcompile.plan.forecast import (
     SECONDS_PER_REGION,
     SECONDS_PER_TENSOR,
     WARM_SHARE,
+    Child,
     Decision,
     Expectation,
     assumed_compile_s,
@@ -25,7 +24,7 @@ from lightning_hotcompile.plan.forecast import (
     forgone_s,
     worth_one_more,
 )
-from lightning_hotcompile.plan.prior import PRIOR, Line, fitted
+from lightning_hotcompile.plan.prior import PRIOR, OpStatistics
 from lightning_hotcompile.plan.scopes import Region
 
 SOME = 1.18
@@ -81,13 +80,45 @@ def test_it_goes_exactly_when_the_saving_exceeds_the_cost_or_the_cost_is_next_to
 
 def test_a_child_process_makes_it_cheaper_but_the_gain_comes_later() -> None:
     inline = Expectation(compile_s=20.0, speedup=1.5)
-    ahead = Expectation(compile_s=20.0, speedup=1.5, lost_share=0.25)
+    ahead = Expectation(compile_s=20.0, speedup=1.5, child=Child(seconds=20.0, slowed=0.1))
     assert (inline.cost_s, inline.wait_s) == (20.0, 0.0)
     assert (ahead.cost_s, ahead.wait_s) == (5.0, 20.0)
     found = [forecast(remaining_steps=n, step_s=0.1, expected=ahead) for n in (100, 200, 340, 360)]
     assert [f.expected_saving_s for f in found] == pytest.approx([0.0, 0.0, 14 / 3, 16 / 3])
     assert [f.go for f in found] == [False, False, False, True]
     assert not forecast(remaining_steps=360, step_s=0.1, expected=inline).go
+
+
+class TestWithoutTheChild:
+    """Where a child process would take too long, the step itself compiles if that pays."""
+
+    slow = Expectation(compile_s=20.0, speedup=1.5, child=Child(seconds=40.0, slowed=0.4))
+
+    @pytest.mark.parametrize(
+        ("steps", "go", "inline"),
+        [(590, False, False), (610, True, True), (960, True, True), (980, True, False)],
+    )
+    def test_the_child_goes_first_where_both_pay(self, steps: int, go: bool, inline: bool) -> None:
+        found = forecast(remaining_steps=steps, step_s=0.1, expected=self.slow)
+        assert (found.go, found.inline) == (
+            go,
+            inline,
+        )  # 20 s to save 1/3 of what is left, or 19 s, 40 s late
+
+    def test_the_reason_names_both(self) -> None:
+        assert forecast(remaining_steps=610, step_s=0.1, expected=self.slow).reason == (
+            "worth it: 610 steps of 100 ms are left, at an assumed speed-up of 1.50x compiling saves about "
+            "20.3 s and costs about 20 s; a child process would take about 40 s"
+        )
+
+    def test_a_child_that_was_asked_for_is_not_replaced(self) -> None:
+        assert not forecast(remaining_steps=610, step_s=0.1, expected=self.slow, or_inline=False).go
+
+    def test_with_a_spare_core_the_child_is_always_the_better_way(self) -> None:
+        spare = Expectation(compile_s=20.0, speedup=1.5, child=Child(seconds=20.0))
+        assert not any(
+            forecast(remaining_steps=steps, step_s=0.1, expected=spare).inline for steps in range(0, 2000, 10)
+        )
 
 
 class TestRunsBefore:
@@ -116,7 +147,7 @@ class TestRunsBefore:
         assert not self.decided(1e6, speedup=0.9).go
 
     def test_nor_is_what_would_not_be_done_in_time(self) -> None:
-        expected = Expectation(compile_s=120.0, speedup=2.0, lost_share=0.01, forgone_s=1e6)
+        expected = Expectation(compile_s=120.0, speedup=2.0, child=Child(seconds=120.0), forgone_s=1e6)
         assert not forecast(remaining_steps=1000, step_s=0.1, expected=expected).go
 
     def test_a_run_forgoes_what_it_would_save_with_full_caches(self) -> None:
@@ -126,7 +157,7 @@ class TestRunsBefore:
 
 
 def test_a_child_process_that_would_not_be_done_in_time_is_named() -> None:
-    ahead = Expectation(compile_s=20.0, speedup=1.5, lost_share=0.25)
+    ahead = Expectation(compile_s=20.0, speedup=1.5, child=Child(seconds=20.0, slowed=0.1))
     assert forecast(remaining_steps=199, step_s=0.1, expected=ahead).reason == (
         "not worth it: 199 steps of 100 ms are left, in all 19.9 s, and a child process would compile for "
         "about 20 s"
@@ -220,50 +251,12 @@ def test_a_decision_has_its_reason() -> None:
         Decision(go=True)  # type: ignore[call-arg]
 
 
-def test_the_expected_speed_up_depends_on_what_is_compiled_and_on_the_time_of_a_step() -> None:
-    whole = regions("step", "optimizer")
-    assert expected_speedup(whole, 0.01) == PRIOR["step+optimizer"].speedup(0.01)
-    assert expected_speedup(regions("step"), 0.01) == PRIOR["step"].speedup(0.01)
+def test_the_expected_speed_up_depends_on_what_is_compiled_and_on_the_step() -> None:
+    whole, ops = regions("step", "optimizer"), OpStatistics(fusible=300, batch_norm=0)
+    assert expected_speedup(whole, 0.01, ops) == PRIOR["step+optimizer"].speedup(0.01, ops)
+    assert expected_speedup(regions("step"), 0.01, ops) == PRIOR["step"].speedup(0.01, ops)
     assert expected_speedup(regions("group", "module"), 0.01) == PRIOR["regions+optimizer"].speedup(0.01)
     assert expected_speedup(whole, 0.002) < 1 < expected_speedup(whole, 0.02)
-
-
-class TestPrior:
-    line = Line(intercept=0.0, slope=0.5, from_ms=4.0, to_ms=16.0, rms=0.1, cases=4)
-
-    def test_is_a_line_between_logarithms(self) -> None:
-        assert self.line.speedup(0.009) == pytest.approx(3.0)
-
-    @pytest.mark.parametrize(("step_s", "ends"), [(1e-6, 2.0), (50.0, 4.0)])
-    def test_does_not_go_beyond_the_steps_that_were_seen(self, step_s: float, ends: float) -> None:
-        assert self.line.speedup(step_s) == pytest.approx(ends)
-
-    def test_of_an_unknown_time_is_that_of_the_middle(self) -> None:
-        assert self.line.speedup(None) == self.line.speedup(0.008)
-
-    def test_is_fitted_through_the_rows_of_each_scope(self) -> None:
-        rows = [{"plan": "step", "eager_ms": ms, "speedup": math.sqrt(ms)} for ms in (4, 9, 16, 25)]
-        rows += [{"plan": "step", "speedup": None}, {"plan": "few", "eager_ms": 1.0, "speedup": 2.0}]
-        found = fitted(rows)
-        assert list(found) == ["step"]
-        assert found["step"] == {
-            "intercept": 0.0, "slope": 0.5, "from_ms": 4.0, "to_ms": 25.0, "rms": 0.0, "cases": 4,
-        }  # fmt: skip
-
-    def test_the_error_is_that_of_a_case_it_has_not_seen(self) -> None:
-        rows = [{"plan": "step", "eager_ms": ms, "speedup": 1.0} for ms in (1.0, 2.0, 4.0)]
-        rows.append({"plan": "step", "eager_ms": 8.0, "speedup": math.e})
-        assert fitted(rows)["step"]["rms"] > 0.5
-
-    def test_of_the_package_has_each_scope_that_is_asked_for(self) -> None:
-        assert {"step", "step+optimizer", "regions+optimizer"} <= set(PRIOR)
-        assert all(line.cases >= 4 and 0 < line.from_ms < line.to_ms for line in PRIOR.values())
-
-    def test_of_the_package_is_the_one_that_was_measured(self) -> None:
-        folder = Path(__file__).parents[2] / "recipes" / "results" / "scopes"
-        measured = json.loads((folder / "prior.json").read_text(encoding="utf-8"))["lines"]
-        assert {plan: Line(**line) for plan, line in measured.items()} == PRIOR
-        assert fitted(json.loads((folder / "scopes.json").read_text(encoding="utf-8"))["rows"]) == measured
 
 
 class TestOneMore:

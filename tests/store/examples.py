@@ -64,6 +64,7 @@ def sample(seconds: float = 20.0, **fields: Any) -> CompileSample:
         "kinds": ("step", "optimizer"),
         "assumed_s": 38.0,
         "warm": False,
+        "by_child": False,
         "torch": "2.13.0",
         "when": WHEN,
     }

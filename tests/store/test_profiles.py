@@ -107,6 +107,7 @@ def test_a_later_format_is_told_apart_from_damage() -> None:
         {"assumed_s": -1.0},
         {"seconds": None},
         {"warm": 0},
+        {"by_child": 1},
         {"when": ""},
     ],
 )
@@ -119,7 +120,7 @@ def test_broken_samples_are_refused(changes: dict[str, Any]) -> None:
 def test_too_many_samples_are_refused() -> None:
     record = [dataclasses.asdict(sample())] * (samples.MOST_SAMPLES + 1)
     with pytest.raises(InvalidRecord, match="at most 200"):
-        samples.from_bytes(checked.wrap(record, kind=samples.KIND, version=1))
+        samples.from_bytes(checked.wrap(record, kind=samples.KIND, version=samples.FORMAT))
 
 
 def test_a_profile_cannot_be_made_wrong_either() -> None:

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from lightning_hotcompile.plan.forecast import WARM_SHARE
 from lightning_hotcompile.swap.dynamo import compile_isolated
 from lightning_hotcompile.swap.prewarm.choice import (
+    CROWDED,
     SLOWED_SHARE,
     Surroundings,
+    crowding,
     free_memory,
-    lost_share,
+    slowed_share,
     threads_meanwhile,
     why_not,
 )
@@ -324,7 +325,7 @@ def test_a_policy_that_is_a_function_is_refused() -> None:
 
 def around(**changes: Any) -> Surroundings:
     usual: dict[str, Any] = {"posix": True, "cores": 8, "training_threads": 4, "accelerator": False}
-    return Surroundings(**{**usual, "free_memory": 2**34, "local_rank": 0, **changes})
+    return Surroundings(**{**usual, "free_memory": 2**34, **changes})
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,10 @@ def around(**changes: Any) -> Surroundings:
         ("auto", print, {}, "has no cache"),
         ("auto", "inductor", {"posix": False}, "POSIX"),
         (True, "inductor", {"posix": False}, "POSIX"),
-        ("auto", "inductor", {"local_rank": 3}, "local rank 3"),
+        ("auto", "inductor", {"processes": 2}, "no spare core: training uses 8 threads on 8 cores"),
+        (True, "inductor", {"processes": 2}, None),
+        ("auto", "inductor", {"training_threads": 1, "processes": 7}, None),
+        ("auto", "inductor", {"training_threads": 8, "processes": 2, "accelerator": True}, None),
         ("auto", "inductor", {"training_threads": 8}, None),
         (
             "auto",
@@ -370,17 +374,19 @@ def test_when_a_child_is_worth_it(prewarm: Any, backend: Any, changes: Any, reas
         ({"training_threads": 4, "cores": 1}, 1),
         ({"training_threads": 8, "accelerator": True}, None),
         ({"training_threads": 8, "compiled": True}, None),
+        ({"training_threads": 4, "processes": 2}, None),
     ],
 )
 def test_training_gives_up_a_thread_where_no_core_is_spare(changes: Any, threads: int | None) -> None:
     assert threads_meanwhile(around(**changes)) == threads
 
 
-def test_a_run_loses_less_with_a_spare_core() -> None:
-    assert lost_share(around(cores=4, training_threads=2)) == WARM_SHARE
-    assert lost_share(around(accelerator=True, cores=2, training_threads=2)) == WARM_SHARE
-    assert lost_share(around(cores=2, training_threads=2)) == WARM_SHARE + SLOWED_SHARE < 1
-    assert lost_share(around(cores=9, training_threads=9)) == WARM_SHARE + SLOWED_SHARE / 8
+def test_training_and_the_child_are_slower_without_a_spare_core() -> None:
+    for spare in (around(cores=4, training_threads=2), around(accelerator=True, cores=2, training_threads=2)):
+        assert (slowed_share(spare), crowding(spare)) == (0.0, 1.0)
+    assert slowed_share(around(cores=2, training_threads=2)) == SLOWED_SHARE < 1
+    assert slowed_share(around(cores=9, training_threads=9)) == SLOWED_SHARE / 8
+    assert crowding(around(cores=2, training_threads=2)) == CROWDED > 1
 
 
 @pytest.fixture
@@ -440,9 +446,8 @@ def test_free_memory_is_the_lesser_of_system_and_container(tmp_path: Path) -> No
     assert free_memory(tmp_path / "none", tmp_path / "none") is None
 
 
-def test_the_surroundings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    here = Surroundings.here(accelerator=True)
-    assert (here.posix, here.local_rank, here.accelerator) == (True, 2, True)
+def test_the_surroundings_of_this_process() -> None:
+    here = Surroundings.here(accelerator=True, processes=2)
+    assert (here.posix, here.processes, here.accelerator) == (True, 2, True)
     assert here.training_threads == torch.get_num_threads()
     assert 1 <= here.cores <= (os.cpu_count() or 1)

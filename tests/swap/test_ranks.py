@@ -48,6 +48,23 @@ def test_one_that_is_not_ready_makes_all_wait(current: str, wanted: str) -> None
         assert agree(proposals(*given), current) is None
 
 
+@pytest.mark.parametrize("given", [*itertools.permutations(["prewarming", "flipping", "flipping"])])
+def test_one_that_lets_a_child_compile_makes_all_wait_for_it(given: tuple[str, ...]) -> None:
+    ready = agree(proposals(*given), "observing")
+    assert ready is not None
+    assert (ready.phase, ready.rank) == ("prewarming", given.index("prewarming"))
+    assert agree(proposals(*given), "prewarming") is None
+    done = agree(proposals("flipping", "flipping", "flipping"), "prewarming")
+    assert done is not None
+    assert done.phase == "flipping"
+
+
+def test_plans_are_compared_before_a_child_compiles_them() -> None:
+    agreed = agree(proposals("prewarming", "flipping", digests="ab"), "observing")
+    assert agreed is not None
+    assert agreed.phase == "declined"
+
+
 @pytest.mark.parametrize("end", ["declined", "reverted"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_one_that_ends_decides_for_all_and_is_named(end: str, rank: int) -> None:
@@ -106,7 +123,8 @@ def test_any_mixture_of_phases_gets_the_same_answer_on_every_rank() -> None:
             continue
         assert agreed.phase in wanted
         assert agreed.phase != current
-        assert agreed.phase in ("declined", "reverted") or set(wanted) == {agreed.phase}
+        waits = agreed.phase == "prewarming" and set(wanted) == {"prewarming", "flipping"}
+        assert agreed.phase in ("declined", "reverted") or set(wanted) == {agreed.phase} or waits
 
 
 class TestRanks:
@@ -121,6 +139,7 @@ class TestRanks:
         [
             ("observing", [0, 4, 8, 12, 16]),
             ("flipping", list(range(20))),
+            ("prewarming", [0, 10]),
             ("settling", [0, 10]),
             ("declined", []),
         ],

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from lightning_hotcompile.plan.forecast import WARM_SHARE
 from lightning_hotcompile.swap.dynamo import graph_count
 
 ENOUGH_MEMORY = 2 * 2**30
@@ -21,10 +20,15 @@ SLOWED_SHARE = 0.4
 """Share of a compile that training loses with one of two threads less (22 ms a step for 16, a small GPT)."""
 
 
+CROWDED = 1.75
+"""Time of a child process on the core that training leaves it, over that of a compile with two cores."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What there is beside the training: cores that may be used, threads in use, bytes of free memory.
 
+    ``training_threads`` are those of each of the ``processes`` that train on this machine.
     ``free_memory`` is ``None`` where it cannot be told. ``accelerator`` tells whether the training runs on
     one, so that the CPU's cores are not its bottleneck; ``compiled`` whether anything was compiled in this
     process, which is for the number of threads that it has now.
@@ -35,12 +39,12 @@ class Surroundings:
     training_threads: int
     accelerator: bool
     free_memory: int | None
-    local_rank: int
+    processes: int = 1
     compiled: bool = False
 
     @classmethod
-    def here(cls, *, accelerator: bool) -> Surroundings:
-        """Of this process."""
+    def here(cls, *, accelerator: bool, processes: int = 1) -> Surroundings:
+        """Of this process, which is one of so many that train on this machine."""
         affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
         return cls(
             posix=os.name == "posix",
@@ -48,7 +52,7 @@ class Surroundings:
             training_threads=torch.get_num_threads(),
             accelerator=accelerator,
             free_memory=free_memory(),
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            processes=processes,
             compiled=graph_count() > 0,
         )
 
@@ -70,13 +74,11 @@ def why_not(
         return f"backend={backend!r} has no cache on disk: only 'inductor' has"
     if not around.posix:
         return "the child process needs a POSIX system"
-    if around.local_rank != 0:
-        return f"local rank {around.local_rank}: rank 0 of the node compiles, the others load it"
     if prewarm is True:
         return None
     if _is_crowded(around) and threads_meanwhile(around) is None:
         why = ", and compiled code is in use that was made for them" if around.compiled else ""
-        return f"no spare core: training uses {around.training_threads} threads on {around.cores} cores{why}"
+        return f"no spare core: training uses {_all_threads(around)} threads on {around.cores} cores{why}"
     if around.free_memory is not None and around.free_memory < need:
         return f"{around.free_memory / 2**30:.1f} GiB of memory are free, {need / 2**30:.1f} GiB are needed"
     return None
@@ -87,21 +89,33 @@ def threads_meanwhile(around: Surroundings) -> int | None:
 
     A spare core is best. Where there is none, training gives one up: with ``n`` threads a step takes at
     most ``n / (n - 1)`` of its time, where a compile in this process would let it stand still. Not where
-    compiled code is in use: it has a guard on the number of threads, and would be compiled again.
+    compiled code is in use: it has a guard on the number of threads, and would be compiled again. Nor
+    where several processes train: this one has only its own threads to give.
     """
-    if not _is_crowded(around) or around.training_threads < 2 or around.compiled:
+    alone = around.processes == 1
+    if not (_is_crowded(around) and alone) or around.training_threads < 2 or around.compiled:
         return None
     return max(1, around.cores - 1)
 
 
-def lost_share(around: Surroundings) -> float:
-    """Share of the compile time that a run loses while a child process compiles."""
-    slowed = SLOWED_SHARE / max(1, around.training_threads - 1)  # one of many threads is missed less
-    return WARM_SHARE + (slowed if _is_crowded(around) else 0.0)
+def slowed_share(around: Surroundings) -> float:
+    """Share of a child's time by which training falls behind while it has a thread less."""
+    if not _is_crowded(around):
+        return 0.0
+    return SLOWED_SHARE / max(1, around.training_threads - 1)  # one of many threads is missed less
+
+
+def crowding(around: Surroundings) -> float:
+    """Time that a child process takes over that of a compile which has all cores."""
+    return CROWDED if _is_crowded(around) else 1.0
 
 
 def _is_crowded(around: Surroundings) -> bool:
-    return not around.accelerator and around.training_threads >= around.cores
+    return not around.accelerator and _all_threads(around) >= around.cores
+
+
+def _all_threads(around: Surroundings) -> int:
+    return around.processes * around.training_threads
 
 
 def free_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:

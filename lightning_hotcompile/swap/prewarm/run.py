@@ -14,7 +14,6 @@ from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import folder_in_use
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, pack
 from lightning_hotcompile.swap.prewarm.optimizerfile import pack_optimizer
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
@@ -38,6 +37,7 @@ class PrewarmRun:
         random: the option ``random``, which decides how Inductor draws.
         limit_s: seconds that the child may take for its last graph.
         device: ``cpu`` or ``cuda``, whose toolchain is warmed up first.
+        threads: that training may use until the child is done; ``None`` for as many as now.
     """
 
     def __init__(
@@ -49,9 +49,10 @@ class PrewarmRun:
         random: str,
         limit_s: float | None,
         device: str,
+        threads: int | None = None,
     ) -> None:
         self._trace: Installation | None = trace
-        self._fewer = FewerThreads(threads_meanwhile(Surroundings.here(accelerator=device != "cpu")))
+        self._fewer = FewerThreads(threads)
         self._compiler: dict[str, Any] = {"mode": mode, "options": options, "random": random}
         self._hooks: list[RemovableHandle] = []
         self._described: set[str] = set()
@@ -118,6 +119,15 @@ class PrewarmRun:
         reasons = [status.reason, *(r.error for r in status.results), self._reasons()]
         told = "; ".join(r for r in reasons if r)
         return f"{words} ({told})" if told else words
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds until the child had compiled all that was traced; ``None`` if it has not."""
+        if not self._graphs or self._left_out or self.is_tracing:
+            return None
+        status = self._child.poll()
+        whole = status.state == "done" and not any(result.error for result in status.results)
+        return status.seconds if whole else None
 
     def cancel(self) -> None:
         """End the child, whatever it does; a second call does nothing."""

@@ -1,0 +1,73 @@
+"""The fit behind the forecast's prior, on rows that are made up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_hotcompile.bench.prior_fit import LEAST_CASES, fitted, not_negative
+from lightning_hotcompile.plan.prior import Gain, OpStatistics
+
+TRUE = Gain(
+    share=0.1, call_ms=0.6, op_ms=0.005, batch_norm_ms=0.5, usual_fusible=1.0, usual_batch_norm=0.0,
+    typical=1.0, least=0.01, most=100.0, rms=0.0, cases=0,
+)  # fmt: skip
+
+
+def row(
+    ms: float, fusible: int, batch_norm: int, speedup: float | None, plan: str = "step"
+) -> dict[str, Any]:
+    ops = {"aten.mul.Tensor": fusible - (batch_norm > 0), "aten.mm.default": 7}
+    elements = {"aten.native_batch_norm.default": batch_norm, "aten.mul.Tensor": 10**9}
+    ops.update({"aten.native_batch_norm.default": 1} if batch_norm else {})
+    return {"plan": plan, "eager_ms": ms, "speedup": speedup, "ops": ops, "elements": elements}
+
+
+def rows(number: int = 12) -> list[dict[str, Any]]:
+    random = np.random.default_rng(0)
+    found = []
+    for i in range(number):
+        ms, fusible = float(random.uniform(2, 30)), int(random.integers(20, 900))
+        batch_norm = int(random.integers(10**5, 3 * 10**6)) if i % 3 == 0 else 0
+        known = OpStatistics(fusible=fusible, batch_norm=batch_norm)
+        found.append(row(ms, fusible, batch_norm, TRUE.speedup(1e-3 * ms, known)))
+    return found
+
+
+def test_what_made_the_rows_is_found_again() -> None:
+    found = Gain(**fitted(rows())["step"])  # type: ignore[arg-type]
+    for name in ("share", "call_ms", "op_ms", "batch_norm_ms"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), abs=1e-5)
+    assert found.cases == 12
+    assert found.rms < 0.05
+    speedups = [r["speedup"] for r in rows()]
+    assert (found.least, found.most) == pytest.approx((min(speedups), max(speedups)), abs=1e-5)
+    assert found.typical == pytest.approx(math.exp(np.mean(np.log(speedups))), abs=1e-5)
+    assert found.usual_fusible == pytest.approx(
+        np.mean(
+            [sum(list(r["ops"].values())) - 7 for r in rows()] / np.array([r["eager_ms"] for r in rows()])
+        )
+    )
+
+
+def test_each_scope_has_its_own_and_few_cases_have_none() -> None:
+    few = [{**r, "plan": "few"} for r in rows(LEAST_CASES - 1)]
+    without = [{**r, "speedup": None} for r in rows()]
+    assert list(fitted([*rows(), *few, *without])) == ["step"]
+
+
+def test_the_error_is_that_of_a_case_it_has_not_seen() -> None:
+    alike = [row(ms, int(10 * ms), 0, 1.0) for ms in (2.0, 4.0, 8.0, 16.0, 32.0)]
+    odd = row(10.0, 100, 0, math.e)
+    assert fitted([*alike, odd])["step"]["rms"] == pytest.approx(1 / math.sqrt(6), rel=0.2)
+
+
+def test_no_coefficient_is_negative() -> None:
+    known = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert not_negative(known, np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
+    assert not_negative(known, np.array([1.0, 3.0, 5.0])) == pytest.approx([0.0, 11 / 7])
+    assert not_negative(known, np.array([3.0, 4.0, 5.0])) == pytest.approx([2.0, 1.0])
+    assert not_negative(known, -np.ones(3)) == pytest.approx([0.0, 0.0])

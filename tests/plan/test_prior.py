@@ -1,0 +1,106 @@
+"""What a scope is expected to gain, by the operations of a step and its time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_hotcompile.bench.prior_fit import fitted
+from lightning_hotcompile.plan.prior import PRIOR, Gain, OpStatistics
+from lightning_hotcompile.watch.opgraph import OpRecorder
+
+GAIN = Gain(
+    share=0.2, call_ms=0.5, op_ms=0.01, batch_norm_ms=0.5, usual_fusible=10.0, usual_batch_norm=0.0,
+    typical=1.3, least=0.8, most=2.0, rms=0.1, cases=9,
+)  # fmt: skip
+RESULTS = Path(__file__).parents[2] / "recipes" / "results" / "scopes"
+
+
+class TestGain:
+    def test_is_a_share_and_more_for_each_operation_less_a_call(self) -> None:
+        ops = OpStatistics(fusible=100, batch_norm=400_000)
+        # Of 10 ms: 2 ms, 1 ms for the operations, 0.2 ms for BatchNorm, less 0.5 ms.
+        assert GAIN.speedup(0.010, ops) == pytest.approx(10 / (10 - 2.7))
+
+    def test_without_operations_they_are_the_usual_ones(self) -> None:
+        assert GAIN.speedup(0.010) == GAIN.speedup(0.010, OpStatistics(fusible=100, batch_norm=0))
+
+    def test_of_a_short_step_is_a_loss(self) -> None:
+        assert GAIN.speedup(0.001, OpStatistics(fusible=10, batch_norm=0)) == pytest.approx(1 / 1.2)
+
+    def test_nothing_known_is_the_mean(self) -> None:
+        assert GAIN.speedup(None, OpStatistics(fusible=1000, batch_norm=0)) == 1.3
+
+    @pytest.mark.parametrize("step_s", [1e-9, 1e-4, 0.01, 1.0, 1e4])
+    @pytest.mark.parametrize("fusible", [0, 10, 10_000, 10**9])
+    def test_never_leaves_what_was_measured(self, step_s: float, fusible: int) -> None:
+        assert 0.8 <= GAIN.speedup(step_s, OpStatistics(fusible=fusible, batch_norm=0)) <= 2.0
+
+    def test_grows_with_the_operations(self) -> None:
+        found = [GAIN.speedup(0.01, OpStatistics(fusible=n, batch_norm=0)) for n in range(0, 400, 20)]
+        assert found == sorted(found)
+        assert found[0] < found[-1]
+
+
+class TestOpStatistics:
+    def test_of_a_real_step(self) -> None:
+        model = nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4)
+        )
+        x = torch.randn(5, 1, 8, 8)
+        with OpRecorder() as recorder:
+            model(x).square().mean().backward()
+        graph = recorder.graph()
+        assert graph is not None
+        found = OpStatistics.of(graph.counts, graph.elements_by_op)
+        plumbing = {"aten.t.default", "aten.view.default", "aten.detach.default", "aten.expand.default"}
+        library = {"aten.convolution.default", "aten.convolution_backward.default", "aten.addmm.default"}
+        rest = [op for op in graph.ops if op not in plumbing | library | {"aten.mm.default"}]
+        assert "aten.relu.default" in rest
+        assert "aten.native_batch_norm_backward.default" in rest
+        assert found.fusible == sum(op != "aten.empty.memory_format" for op in rest)
+        images = 5 * 2 * 6 * 6
+        assert found.batch_norm >= 5 * images  # in and out of the forward, two in and one out of the backward
+
+    def test_an_operation_of_a_library_that_is_not_loaded_counts_as_one_of_the_user(self) -> None:
+        assert OpStatistics.of({"nobody.knows.default": 3, "strange": 2}, {}).fusible == 5
+
+    def test_calls_of_libraries_and_views_do_not_count(self) -> None:
+        names = ["aten._scaled_dot_product_flash_attention_for_cpu_backward.default", "aten.bmm.default"]
+        names += ["aten.mkldnn_rnn_layer.default", "aten.embedding_dense_backward.default"]
+        names += ["aten.select.int", "aten.transpose.int", "aten._local_scalar_dense.default"]
+        assert OpStatistics.of(dict.fromkeys(names, 1), {}).fusible == 0
+
+
+class TestOfThePackage:
+    def test_has_each_scope_that_is_asked_for(self) -> None:
+        assert {"step", "step+optimizer", "regions+optimizer"} <= set(PRIOR)
+        for gain in PRIOR.values():
+            assert gain.least <= gain.typical <= gain.most
+            assert gain.cases >= 10
+
+    def test_is_the_one_that_was_measured(self) -> None:
+        measured = json.loads((RESULTS / "prior.json").read_text(encoding="utf-8"))["gains"]
+        assert {plan: Gain(**gain) for plan, gain in measured.items()} == PRIOR
+        again = fitted(json.loads((RESULTS / "scopes.json").read_text(encoding="utf-8"))["rows"])
+        assert again.keys() == measured.keys()
+        for plan, gain in again.items():
+            assert gain == pytest.approx(measured[plan], abs=1e-5)
+
+    def test_knows_more_than_the_mean(self) -> None:
+        """The error for a case that was not seen is less than that of calling each case the mean."""
+        rows = json.loads((RESULTS / "scopes.json").read_text(encoding="utf-8"))["rows"]
+        for plan, gain in PRIOR.items():
+            logs = torch.tensor(
+                [row["speedup"] for row in rows if row["plan"] == plan and row["speedup"]]
+            ).log()
+            assert gain.rms < 0.85 * float(logs.std())
+
+    def test_a_slow_machine_that_does_the_same_is_not_another_model(self) -> None:
+        gain = replace(PRIOR["step+optimizer"], call_ms=0.0, op_ms=0.0, batch_norm_ms=0.0)
+        assert gain.speedup(0.01) == gain.speedup(0.1)
