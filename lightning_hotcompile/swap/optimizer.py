@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -15,7 +16,8 @@ from torch.optim import Optimizer
 from lightning_hotcompile.plan.optimizers import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.gate import Gate
+from lightning_hotcompile.swap.gate import Gate, Lane
+from lightning_hotcompile.swap.gradients import with_usual_strides
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.witness import Witness
 
@@ -136,6 +138,12 @@ class SwappedOptimizer(SwappedRegion):
 
         return optimizer_step, self.compiled(optimizer_step)
 
+    def _gradients_to_compile_for(self) -> contextlib.AbstractContextManager[None]:
+        """Dynamo has no guard on strides of gradients: only what is compiled now depends on them."""
+        if self._gate.lane is not Lane.COMPILE:
+            return contextlib.nullcontext()
+        return with_usual_strides(p for group in self.optimizer.param_groups for p in group["params"])
+
     def _replacement(self, eager: Callable[..., Any]) -> Callable[..., Any]:
         rates = self._rates
         if self._pair is None:  # once: what is put in place again finds its compiled code
@@ -149,7 +157,8 @@ class SwappedOptimizer(SwappedRegion):
                     loss = closure()
             rates.as_tensors()
             try:
-                self.choose(compiled, optimizer_step, optimizer)
+                with self._gradients_to_compile_for():
+                    self.choose(compiled, optimizer_step, optimizer)
             finally:
                 rates.as_given()
             return loss

@@ -20,7 +20,7 @@ SLOWED_SHARE = 0.4
 """Share of a compile that training loses with one of two threads less (22 ms a step for 16, a small GPT)."""
 
 
-CROWDED = 1.75
+CROWDED = 1.25
 """Time of a child process on the core that training leaves it, over that of a compile with two cores."""
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import COMPILABLE
+from lightning_hotcompile.swap.gradients import usual_strides
 from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, TensorSpec, refuse_shared_memory
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -34,7 +35,7 @@ def describe(optimizer: Optimizer) -> str:
     parameters = _parameters_of(optimizer)
     said = {
         "class": kind.__name__,
-        "parameters": [{"tensor": _tensor("a parameter", p), "grad": _gradient(p.grad)} for p in parameters],
+        "parameters": [{"tensor": _tensor("a parameter", p), "grad": _gradient(p)} for p in parameters],
         "groups": _groups_of(optimizer, parameters),
         "state": _state_of(optimizer, parameters),
     }
@@ -101,8 +102,10 @@ def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[tuple[
     ]
 
 
-def _gradient(grad: Tensor | None) -> dict[str, Any] | None:
-    return None if grad is None else _tensor("a gradient", grad)
+def _gradient(parameter: Tensor) -> dict[str, Any] | None:
+    """As the compiled step will have it at the flip."""
+    grad = parameter.grad
+    return None if grad is None else {**_tensor("a gradient", grad), "stride": usual_strides(grad, parameter)}
 
 
 def _said(name: Any, value: Any, *, tensor: bool = False) -> Any:
