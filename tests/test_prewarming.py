@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch import Tensor, nn
 
 from lightning_hotcompile import HotCompile, flip, judge
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
@@ -381,9 +382,23 @@ class WithGroups(Net):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class WithSmallConvolutions(WithMomentum):
+    """Depthwise and 1x1: compiled code gives their gradients other strides, where there is one element."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.pointwise = nn.Conv2d(width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = (x[:, :, None] * x[:, None, :])[:, None]
+        return super().forward(self.pointwise(self.depthwise(self.stem(images)).relu()).mean((1, 2)))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("net", [WithMomentum, WithGroups])
+@pytest.mark.parametrize("net", [WithMomentum, WithGroups, WithSmallConvolutions])
 def test_the_flip_finds_what_the_child_has_compiled(
     net: type[Net], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,10 @@ SLOWED_SHARE = 0.4
 
 
 CROWDED = 1.25
-"""Time of a child process on the core that training leaves it, over that of a compile with two cores."""
+"""Time of a child process on the core that training leaves it, over that of a compile with two cores.
+
+Of six small models on 2 cores: 1.02 to 1.37.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
