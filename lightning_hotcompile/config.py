@@ -113,8 +113,8 @@ class HotCompileConfig:
     prewarm: bool | str = "auto"
     """Let a child process fill the compiler's cache while training goes on; ``"auto"`` = if there is a
     second core or an accelerator. Where training uses all cores, it gives up one meanwhile. None is started
-    where an earlier run has left its compiled code; with ``"auto"`` not either where it would not be done in
-    time."""
+    where an earlier run has left its compiled code, and with ``"auto"`` none where the forecast finds that it
+    would be done too late."""
 
     store: str | None = "auto"
     """Folder for what later runs can use: verdicts and compiled code. ``"auto"`` = the user's cache

@@ -18,7 +18,7 @@ from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.fused import try_fused
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, threads_meanwhile
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder
 from lightning_hotcompile.trainer_facts import device_type
@@ -67,6 +67,8 @@ class Flip:
         self._new_installation = functools.partial(Installation, plan, module, config, trainer.optimizers)
         self.installation = self._new_installation()
         self.prewarm: PrewarmRun | None = None
+        self.crowding = 1.0
+        """Time of the child process beside this training / time of a compile that has all cores."""
         self.advice: list[str] = []
         """Sentences about what the user could change."""
 
@@ -105,6 +107,8 @@ class Flip:
         start, config = self._now(), self._config
         captures = self._inputs.captures if self._inputs is not None else {}
         self._inputs = None
+        around = self.surroundings()
+        self.crowding = crowding(around)
         trace = self._new_installation()
         trace.gate.dynamic_dims = self._captured if captures else self.batch.dims
         self.prewarm = PrewarmRun(
@@ -114,7 +118,7 @@ class Flip:
             random=config.random,
             limit_s=config.compile_timeout,
             device=device_type(self._module),
-            threads=threads_meanwhile(self.surroundings()),
+            threads=threads_meanwhile(around),
         )
         self.prewarm.begin(captures)
         self._ledger.install_s += self._now() - start

@@ -22,7 +22,6 @@ from lightning_hotcompile.plan.forecast import (
     worth_one_more,
 )
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.stages import TRAIN, remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
@@ -90,11 +89,15 @@ class Judge:
         look, pairs = self._is_time_to_look(track), track.interleaved
         decision = self._decide(track) if hot and undecided else None
         ahead = decision is not None and decision.go and not decision.inline
+        prewarm = self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off"
+        # A warm-up of one rank alone would run collectives that no other rank comes to.
+        alone = self._trainer.world_size == 1 or prewarm == "off" or prewarm == "over"
+        captures = self._config.threshold > 0 and not self._flip.in_place and self._flip.needs_capture
         return Facts(
             hot=hot,
             decision=decision,
-            prewarm=self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off",
-            needs_capture=self._config.threshold > 0 and not self._flip.in_place and self._flip.needs_capture,
+            prewarm=prewarm,
+            needs_capture=captures and alone,
             installed=self._flip.in_place,
             compiled_steps=track.compiled_steps,
             failure=self._failure(track) if track.phase.uses_compiled_code else None,
@@ -164,11 +167,6 @@ class Judge:
         """As things are when it is asked for first: it may be asked for before each step. None: no child."""
         return None if self.why_no_prewarm() else self._flip.surroundings()
 
-    @property
-    def crowding(self) -> float:
-        """Time of a child process beside this training / time of a compile that has all cores."""
-        return 1.0 if self._beside_a_child is None else crowding(self._beside_a_child)
-
     def _expectation(self, track: Track, known: Profile | None, step_s: float | None) -> Expectation:
         """What the plan costs and gains, compiled in the way that it would be."""
         plan = self._flip.installation.plan
@@ -178,7 +176,7 @@ class Judge:
         forgone, around = self._memory.forgone_s(track.signature), self._beside_a_child
         if around is None:
             return replace(found, forgone_s=forgone)
-        child_s = self._memory.child_s(plan, self.crowding)
+        child_s = self._memory.child_s(plan, crowding(around))
         child = Child(seconds=child_s, slowed=slowed_share(around))
         return replace(found, child=child, forgone_s=forgone)
 
@@ -199,9 +197,9 @@ class Judge:
 
     def _assumed(self, plan: CompilePlan, known: Profile | None, step_s: float | None) -> Expectation:
         """By what was measured before, else by the operations of the step, and its time on a CPU."""
-        graph = self._watch.op_graph
-        ops = None if graph is None else OpStatistics.of(graph.counts, graph.elements_by_op)
-        return self._memory.expectation(plan, known, step_s if self._on_cpu else None, ops)
+        return self._memory.expectation(
+            plan, known, step_s if self._on_cpu else None, self._watch.op_statistics
+        )
 
     def _is_time_to_look(self, track: Track) -> bool:
         """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""

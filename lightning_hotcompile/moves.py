@@ -115,8 +115,11 @@ class Moves:
     ) -> None:
         if agreed.phase != str(transition.state.phase):
             other = replace(leader.state, phase=Phase(agreed.phase), reason=agreed.reason)
-            waits = other.phase is Phase.PREWARMING  # for the child of another rank
-            transition = Transition(other, Action.NONE if waits else Action.TAKE_OUT)
+            transition = Transition(other, Action.TAKE_OUT)
+        if agreed.phase == str(Phase.PREWARMING):
+            transition = replace(
+                transition, action=Action.NONE
+            )  # who has a child begins with a step of these
         self._perform(leader, transition, facts)
         self._together.state = leader.state
 

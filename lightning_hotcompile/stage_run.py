@@ -177,7 +177,7 @@ class StageRun:
             )
             prewarm = session.flip.prewarm
             if prewarm is not None and prewarm.took_s is not None:
-                self._memory.learn_child(session.plan, prewarm.took_s, session.judge.crowding)
+                self._memory.learn_child(session.plan, prewarm.took_s, session.flip.crowding)
         if session.steps:
             self._log_receipt(report)
             title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"

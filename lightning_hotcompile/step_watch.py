@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.islands import fp8_state
+from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.ledger import StepRecord, leave_out_mixed_unit
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.stages import begins_pass
@@ -49,6 +50,8 @@ class StepWatch:
         self._last: Track | None = None
         self.tracks = TrackBook()
         self.op_graph: OpGraph | None = None
+        self.op_statistics: OpStatistics | None = None
+        self._automatic = module.automatic_optimization
         self.differentiates_twice = False
         self._recorded_step = min(_RECORDED_STEP, max(1, config.threshold))  # before anything is compiled
 
@@ -104,5 +107,7 @@ class StepWatch:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()
-            self.op_graph = recorder.graph()
+            self.op_graph = graph = recorder.graph()
+            if graph is not None and self._automatic:  # else the optimizers' steps are among them
+                self.op_statistics = OpStatistics.of(graph.counts, graph.elements_by_op)
             self.differentiates_twice |= recorder.differentiates_twice

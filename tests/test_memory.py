@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile, flip, judge, memory
+from lightning_hotcompile import HotCompile, HotCompileConfig, flip, judge, memory, plan_compile
 from lightning_hotcompile.plan import forecast
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.store.profiles import Profile
@@ -227,6 +227,23 @@ def test_what_compiling_cost_is_the_next_forecast(tmp_path: Path, monkeypatch: p
     two = learning(tmp_path / "s", scope="step")
     fit(seeded(Net, width=24), [two], max_epochs=1)
     assert f"costs about {sample.seconds:.0f} s" in two.report.decision
+
+
+def test_what_a_child_process_took_is_the_next_forecast_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
+    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+
+    def opened() -> memory.Memory:
+        return memory.Memory(memory.StoreInUse(str(tmp_path / "s"), "inductor"), plan, config, "train")
+
+    assumed = forecast.assumed_compile_s(plan.regions)
+    assert opened().child_s(plan, 1.25) == pytest.approx(1.25 * assumed)
+    opened().learn_child(plan, 5.0, 1.25)
+    learned = opened()
+    assert [learned.child_s(plan, crowding) for crowding in (1.25, 1.0)] == pytest.approx([5.0, 4.0])
+    assert learned.expectation(plan, None, 0.01).compile_s == pytest.approx(assumed), "with all cores"
 
 
 def test_a_failure_is_tried_again(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class Scripted:
         return self.trace is not None
 
     is_slowing = False
+    took_s = 12.5
 
     def begin(self, captures: Mapping[str, Any]) -> None:
         self.calls.append("begin")
@@ -247,7 +248,7 @@ def one_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of two cores on which training uses both."""
     monkeypatch.setattr(run, "Prewarm", Slow)
     monkeypatch.setattr(judge, "why_not", lambda *_: None)
-    monkeypatch.setattr(run, "threads_meanwhile", lambda _: 1)
+    monkeypatch.setattr(flip, "threads_meanwhile", lambda _: 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -263,6 +264,19 @@ class Threads(pl.Callback):
 
     def on_before_zero_grad(self, *_: Any) -> None:
         self.seen.append((self.hot.phase, torch.get_num_threads()))
+
+
+@pytest.mark.usefixtures("one_of_two_threads")
+def test_a_child_that_is_done_is_known_to_be_whoever_asks() -> None:
+    class AsksToo(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            prewarm = callback._runs["train"].session.flip.prewarm
+            if callback.phase == "prewarming" and prewarm is not None:
+                prewarm.is_over()
+
+    callback = hot(scope="step")
+    fit(seeded(Net), [callback, AsksToo()], max_epochs=8)
+    assert callback.report.phase == "steady"
 
 
 @pytest.mark.usefixtures("one_of_two_threads")

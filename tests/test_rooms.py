@@ -92,6 +92,7 @@ PRIVATE_TORCH = {
     "watch.tensor_identity": None,
     # What a compile in another process needs to have the same key in the caches.
     "swap.prewarm.graphfile": None,
+    "swap.prewarm.symbols": None,
     "swap.prewarm.compile_state": {"torch._functorch", "torch._inductor"},
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.

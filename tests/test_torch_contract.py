@@ -564,6 +564,14 @@ class TestFunctionsWithACache:
         assert len(calls) == 1
 
 
+def test_compiled_code_does_not_look_at_the_stride_of_a_dimension_of_one_element() -> None:
+    # swap/gradients.py: an optimizer that was compiled for other such strides takes these too.
+    tensor = torch.empty_strided((3, 2, 1), (2, 1, 77))
+    torch._C._dynamo.guards.assert_size_stride(tensor, (3, 2, 1), (2, 1, 1))
+    with pytest.raises(AssertionError, match="stride"):
+        torch._C._dynamo.guards.assert_size_stride(tensor, (3, 2, 1), (1, 3, 1))
+
+
 class TestNumpy:
     """Dynamo stands in for numpy, unless it is told to leave it alone."""
 

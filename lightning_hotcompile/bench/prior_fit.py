@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,38 +34,50 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     return {plan: _gain(cases) for plan, cases in found.items() if len(cases) >= LEAST_CASES}
 
 
+@dataclass(frozen=True)
+class _Case:
+    step_s: float
+    speedup: float
+    ops: OpStatistics
+
+
 def _gain(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    ops = [OpStatistics.of(row["ops"], row["elements"]) for row in rows]
-    ms = np.array([row["eager_ms"] for row in rows])
-    fusible = np.array([o.fusible for o in ops]) / ms
-    batch_norm = 1e-6 * np.array([o.batch_norm for o in ops]) / ms
-    known = np.stack([np.ones(len(rows)), -1 / ms, fusible, batch_norm], axis=1)
-    speedups = np.array([row["speedup"] for row in rows])
-    share, call_ms, op_ms, batch_norm_ms = (float(n) for n in not_negative(known, 1 - 1 / speedups))
-    gain = Gain(
+    cases = [
+        _Case(1e-3 * row["eager_ms"], row["speedup"], OpStatistics.of(row["ops"], row.get("elements") or {}))
+        for row in rows
+    ]
+    gain = replace(_fit(cases), rms=_error_unseen(cases))
+    return {name: value if name == "cases" else round(value, 6) for name, value in vars(gain).items()}
+
+
+def _fit(cases: Sequence[_Case]) -> Gain:
+    ms = np.array([1e3 * case.step_s for case in cases])
+    fusible = np.array([case.ops.fusible for case in cases]) / ms
+    batch_norm = 1e-6 * np.array([case.ops.batch_norm for case in cases]) / ms
+    speedups = [case.speedup for case in cases]
+    known = np.stack([np.ones(len(cases)), -1 / ms, fusible, batch_norm], axis=1)
+    share, call_ms, op_ms, batch_norm_ms = (float(n) for n in not_negative(known, 1 - 1 / np.array(speedups)))
+    return Gain(
         share=share,
         call_ms=call_ms,
         op_ms=op_ms,
         batch_norm_ms=batch_norm_ms,
         usual_fusible=float(fusible.mean()),
         usual_batch_norm=float(batch_norm.mean()),
-        typical=geometric_mean(speedups.tolist()) or 1.0,
-        least=float(speedups.min()),
-        most=float(speedups.max()),
-        rms=_error_unseen(known, speedups),
-        cases=len(rows),
+        typical=geometric_mean(speedups) or 1.0,
+        least=min(speedups),
+        most=max(speedups),
+        rms=math.nan,
+        cases=len(cases),
     )
-    return {name: value if name == "cases" else round(value, 6) for name, value in vars(gain).items()}
 
 
-def _error_unseen(known: Numbers, speedups: Numbers) -> float:
+def _error_unseen(cases: Sequence[_Case]) -> float:
     """Root mean square of the logarithm's error, each case predicted from all others."""
     errors = []
-    for i in range(len(speedups)):
-        others = np.arange(len(speedups)) != i
-        saved = float(known[i] @ not_negative(known[others], 1 - 1 / speedups[others]))
-        most = float(speedups[others].max())
-        errors.append(math.log(speedups[i]) + math.log(max(1 - saved, 1 / most)))
+    for i, case in enumerate(cases):
+        others = _fit([*cases[:i], *cases[i + 1 :]])
+        errors.append(math.log(case.speedup / others.speedup(case.step_s, case.ops)))
     return math.sqrt(math.fsum(e * e for e in errors) / len(errors))
 
 

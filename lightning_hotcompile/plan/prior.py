@@ -100,7 +100,7 @@ class Gain:
 
     def speedup(self, step_s: float | None, ops: OpStatistics | None = None) -> float:
         """Expected eager time / compiled time of a step that takes ``step_s`` seconds eagerly."""
-        if step_s is None:
+        if not step_s:
             return self.typical
         ms = 1e3 * step_s
         fusible = self.usual_fusible * ms if ops is None else ops.fusible

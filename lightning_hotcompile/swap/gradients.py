@@ -31,6 +31,8 @@ def with_usual_strides(parameters: Iterable[Tensor]) -> Iterator[None]:
         gradient = parameter.grad
         if type(gradient) is not Tensor or gradient.layout is not torch.strided:
             continue
+        if gradient.is_conj() or gradient.is_neg():
+            continue  # bits of the tensor, which its memory does not know
         strides = usual_strides(gradient, parameter)
         if strides != gradient.stride():
             usual = torch.empty(0, dtype=gradient.dtype, device=gradient.device)

@@ -218,9 +218,9 @@ def test_a_refusal_on_one_rank_is_told_to_the_others_before_it_ends_the_run(tmp_
     assert "ended after" not in output
 
 
-def test_one_child_process_compiles_for_both_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["step ahead", "regions ahead"])
+def test_one_child_process_compiles_for_both_ranks(tmp_path: Path, case: str) -> None:
     """Rank 0 has it; rank 1 waits with its flip, and finds the same code in the cache."""
-    case = "compiled ahead"
     output = run(tmp_path, (case,), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     first, second = ranks_of((tmp_path, output), case)
     assert first.phases == second.phases

@@ -65,7 +65,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bucket view": ({"scope": "step"}, {}),
     "halved gradients": ({"scope": "step"}, {}),
     "accumulation": ({"scope": "step"}, {}),
-    "compiled ahead": ({"scope": "step", "backend": "inductor", "prewarm": True}, {}),
+    **{
+        f"{scope} ahead": ({"scope": scope, "backend": "inductor", "prewarm": True}, {})
+        for scope in ("step", "regions")
+    },
 }
 """Each case: the options of both ranks, and what rank 1 has otherwise."""
 
@@ -81,7 +84,8 @@ DDP: dict[str, dict[str, Any]] = {
 
 TRAINER: dict[str, dict[str, Any]] = {
     "accumulation": {"accumulate_grad_batches": 3, "max_epochs": 3},
-    "compiled ahead": {"max_epochs": 400},
+    "step ahead": {"max_epochs": 400},
+    "regions ahead": {"max_epochs": 400},
 }
 
 
@@ -186,7 +190,7 @@ def train(case: str, rank: int, folder: Path) -> None:
     if case in DDP:
         _, plain = fit(case, rank, [])
         torch.save(plain.state_dict(), folder / f"{case}-{rank}-plain.pt")
-    callbacks = [callback, UntilSteady(callback)] if case == "compiled ahead" else [callback]
+    callbacks = [callback, UntilSteady(callback)] if case.endswith(" ahead") else [callback]
     with late(case, rank), trouble(case) if rank == 1 else contextlib.nullcontext():
         trainer, model = fit(case, rank, callbacks)
     assert trainer.global_rank == rank

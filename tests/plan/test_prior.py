@@ -35,6 +35,7 @@ class TestGain:
 
     def test_nothing_known_is_the_mean(self) -> None:
         assert GAIN.speedup(None, OpStatistics(fusible=1000, batch_norm=0)) == 1.3
+        assert GAIN.speedup(0.0) == 1.3
 
     @pytest.mark.parametrize("step_s", [1e-9, 1e-4, 0.01, 1.0, 1e4])
     @pytest.mark.parametrize("fusible", [0, 10, 10_000, 10**9])

@@ -27,7 +27,8 @@ from tests.models import Block
 Case = tuple[str, Callable[..., Any], tuple[Any, ...], Callable[[], Any]]
 
 
-def cases() -> list[Case]:
+def cases(length: int = 7) -> list[Case]:
+    """With ``length``, that of a sequence which varies."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), Block(16, 0.1), nn.Linear(16, 3))
     x, y = torch.randn(4, 8), torch.randint(0, 3, (4,))
@@ -46,11 +47,22 @@ def cases() -> list[Case]:
     def bf16() -> Any:
         return torch.autocast("cpu", torch.bfloat16)
 
+    def of_any_length(module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
+        time = x.shape[1]
+        later = torch.ones(time, time, dtype=torch.bool).triu(1)
+        weights = (x @ x.transpose(1, 2)).masked_fill(later | ~keep[:, None], -1e9).softmax(-1)
+        return module(weights @ x).square().sum() / time
+
+    text = torch.randn(3, length, 8)
+    keep = text[..., 0].sigmoid() > 0.5
+    for tensor in (text, keep):
+        torch._dynamo.maybe_mark_dynamic(tensor, 1)
     hidden = (torch.randn(4, 16, requires_grad=True) * 2).t().contiguous().t()
     return [
         ("step", training_step, (model, x, y), contextlib.nullcontext),
         ("bf16", training_step, (model, x, y), bf16),
         ("block", lambda m, x: m(x).square().mean(), (model[1], hidden), contextlib.nullcontext),
+        ("dynamic", of_any_length, (model, text, keep), contextlib.nullcontext),
         ("optimizer", optimizer_step, (optimizer,), contextlib.nullcontext),
     ]
 
@@ -87,7 +99,7 @@ def main(cache_dir: str, prewarm: bool) -> None:
             return inductor(gm, inputs)
 
     report: dict[str, Any] = {"results": results}
-    for case in cases():
+    for case in cases(length=9):
         counters.clear()
         wall, cpu = time.perf_counter(), sum(os.times()[:4])
         run(case, real)

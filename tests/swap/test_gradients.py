@@ -77,6 +77,14 @@ def test_sparse_gradients_and_those_of_other_kinds_are_left_alone() -> None:
         assert parameter.grad is before
 
 
+def test_bits_that_the_memory_does_not_know_are_not_lost() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = before = torch.tensor([1 + 2j]).conj().imag
+    assert (before.is_neg(), before.stride()) == (True, (2,))
+    with with_usual_strides([parameter]):
+        assert parameter.grad is before
+
+
 def test_a_compiled_step_is_one_graph_whatever_the_strides() -> None:
     """What it is compiled for is what is described to a child process; other strides find it again."""
     seen: list[list[tuple[int, ...]]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lightning_hotcompile.swap.dynamo import compile_isolated
 from lightning_hotcompile.swap.prewarm.choice import (
@@ -29,8 +33,9 @@ from lightning_hotcompile.swap.prewarm.choice import (
     threads_meanwhile,
     why_not,
 )
-from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, TensorSpec, pack
+from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status
+from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, symbols_of
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -256,9 +261,10 @@ def test_the_caches_are_hit_afterwards(tmp_path: Path) -> None:
     report = json.loads(out.stdout.splitlines()[-1])
     results = report.pop("results")
     assert [(r["name"], r["error"]) for r in results if not r["cached"]] == []
-    assert len(results) == 5
+    assert len(results) == 6
+    assert all(r["new"] for r in results if not r["name"].startswith("toolchain"))
     assert {name: (r["hits"], r["misses"]) for name, r in report.items()} == dict.fromkeys(
-        ("step", "bf16", "block", "optimizer"), (1, 0)
+        ("step", "bf16", "block", "dynamic", "optimizer"), (1, 0)
     )
 
 
@@ -290,9 +296,31 @@ def test_inputs_that_share_memory_are_refused() -> None:
         packed(lambda a, b: a + b, x[:4], x[4:])
 
 
-def test_symbolic_shapes_are_refused() -> None:
-    with pytest.raises(NotPortable, match=r"SymInt|symbolic"):
-        packed(lambda a: a * a.shape[0], torch.ones(5, 3), dynamic=True)
+def test_sizes_that_vary_are_described_by_their_symbols() -> None:
+    content = pickle.loads(
+        packed(lambda a, b: (a * a.shape[0]) @ b, torch.ones(5, 3), torch.ones(3, 5), dynamic=True)
+    )
+    sizes = {spec.symbol: spec.hint for spec in content["inputs"] if isinstance(spec, SizeSpec)}
+    shapes = [s for s in content["symbols"] if s]
+    assert sorted(sizes.values()) == [3, 5]
+    (first, second), (third, fourth) = shapes
+    assert (sizes[first], sizes[second]) == (5, 3)
+    assert (third, fourth) == (second, first), "what has to be equal is one symbol"
+
+
+def test_sizes_that_are_computed_are_refused() -> None:
+    env = ShapeEnv()
+    source = TensorPropertySource(LocalSource("x"), TensorProperty.SIZE, 0)
+    size = env.create_symintnode(env.create_symbol(6, source), hint=6, source=source)
+    assert isinstance(size, torch.SymInt)
+    assert SizeSpec.of("s", size).hint == 6
+    with pytest.raises(NotPortable, match="size without a value"):
+        SizeSpec.of("u", env.create_unbacked_symint())
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["example_value"] = FakeTensorMode(shape_env=env).from_tensor(torch.ones(2)).new_empty(2 * size)
+    with pytest.raises(NotPortable, match="only single symbols"):
+        symbols_of(node)
 
 
 def test_other_kinds_of_tensors_are_refused() -> None:
@@ -340,7 +368,8 @@ def around(**changes: Any) -> Surroundings:
         ("auto", "inductor", {"processes": 2}, "no spare core: training uses 8 threads on 8 cores"),
         (True, "inductor", {"processes": 2}, None),
         ("auto", "inductor", {"training_threads": 1, "processes": 7}, None),
-        ("auto", "inductor", {"training_threads": 8, "processes": 2, "accelerator": True}, None),
+        ("auto", "inductor", {"processes": 2, "accelerator": True}, "several accelerators"),
+        (True, "inductor", {"processes": 2, "accelerator": True}, "several accelerators"),
         ("auto", "inductor", {"training_threads": 8}, None),
         (
             "auto",

@@ -21,8 +21,8 @@ from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm import optimizerfile
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 from lightning_hotcompile.swap.prewarm.described import describe, rebuild
-from lightning_hotcompile.swap.prewarm.graphfile import NotPortable
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer, pack_optimizer
+from lightning_hotcompile.swap.prewarm.symbols import NotPortable
 from lightning_hotcompile.swap.witness import Witness
 
 

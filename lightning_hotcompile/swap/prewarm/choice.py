@@ -77,6 +77,8 @@ def why_not(
         return f"backend={backend!r} has no cache on disk: only 'inductor' has"
     if not around.posix:
         return "the child process needs a POSIX system"
+    if around.accelerator and around.processes > 1:
+        return "several accelerators: what is compiled for one is not found by the others"
     if prewarm is True:
         return None
     if _is_crowded(around) and threads_meanwhile(around) is None:

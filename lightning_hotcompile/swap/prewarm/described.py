@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.swap.gradients import usual_strides
-from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, TensorSpec, refuse_shared_memory
+from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, refuse_shared_memory
+from lightning_hotcompile.swap.prewarm.symbols import NotPortable
 
 _PLAIN = (bool, int, float, str, type(None))
 _MAY_BE_TENSOR = ("lr", "initial_lr")

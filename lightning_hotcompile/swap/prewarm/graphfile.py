@@ -22,16 +22,12 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
+from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, Symbols, symbols_of
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _STATIC = "_dynamo_static_input_type"  # in a placeholder's metadata: memory that does not move
-
-
-class NotPortable(HotCompileError):
-    """A graph cannot be compiled in another process; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +69,18 @@ class TensorSpec:
             is_parameter=isinstance(value, nn.Parameter),
         )
 
-    def empty(self, mode: FakeTensorMode) -> tuple[Tensor, Tensor]:
+    def empty(self, mode: FakeTensorMode, source: Any = None, context: Any = None) -> tuple[Tensor, Tensor]:
         """A tensor that looks like the described one, without memory, and what ``mode`` takes it for.
 
         AOTAutograd takes a fake input for a sign of dynamic shapes, which would be another key: so the
         outside is a real tensor, whose memory is given back as soon as ``mode`` has seen it. The mode
-        knows it for as long as the second tensor lives.
+        knows it for as long as the second tensor lives. With a ``context`` some of its sizes are symbols.
         """
         value, memory = self.hollow()
-        fake = mode.from_tensor(value, static_shapes=True)
+        if context is None:
+            fake = mode.from_tensor(value, static_shapes=True)
+        else:
+            fake = mode.from_tensor(value, source=source, symbolic_context=context)
         memory.untyped_storage().resize_(0)
         return value, fake
 
@@ -114,8 +113,9 @@ def pack(
         NotPortable: the graph has something that cannot be described or is not known elsewhere.
     """
     placeholders = list(graph_module.graph.find_nodes(op="placeholder"))
-    inputs = [TensorSpec.of(n.name, v) for n, v in zip(placeholders, example_inputs, strict=True)]
-    refuse_shared_memory([*example_inputs, *graph_module.parameters(), *graph_module.buffers()])
+    inputs = [_spec(n.name, v) for n, v in zip(placeholders, example_inputs, strict=True)]
+    tensors = [v for v in example_inputs if isinstance(v, Tensor)]
+    refuse_shared_memory([*tensors, *graph_module.parameters(), *graph_module.buffers()])
     try:
         return pickle.dumps(
             {
@@ -124,6 +124,7 @@ def pack(
                 "random": random,
                 "options": dict(options) if options else None,
                 "inputs": inputs,
+                "symbols": [symbols_of(n) for n in placeholders],
                 "sources": [getattr(n, "_dynamo_source", None) for n in placeholders],
                 "static": [n.meta.get("tensor_dict", {}).get(_STATIC) for n in placeholders],
                 "fields": {name: list(vars(m)) for name, m in _graph_modules(graph_module)},
@@ -140,8 +141,12 @@ def pack(
 
 def graphs_in_cache() -> int:
     """Graphs that this process has put into AOTAutograd's cache or has found there."""
-    found = counters["aot_autograd"]
-    return int(found["autograd_cache_saved"] + found["autograd_cache_hit"])
+    return int(counters["aot_autograd"]["autograd_cache_saved"]) + graphs_found()
+
+
+def graphs_found() -> int:
+    """Graphs that this process has found in AOTAutograd's cache."""
+    return int(counters["aot_autograd"]["autograd_cache_hit"])
 
 
 def compile_packed(data: bytes) -> None:
@@ -155,16 +160,35 @@ def compile_packed(data: bytes) -> None:
         module.__dict__ = {field: has[field] for field in packed["fields"][name] if field in has}
     with packed["state"].applied(), tracing(TracingContext(fake)):
         alive = _with_tensors(graph_module, fake)
-        inputs = [spec.empty(fake) for spec in packed["inputs"]]
+        symbols = Symbols(fake.shape_env, packed["inputs"], packed["sources"])
+        inputs = _inputs(packed, fake, symbols)
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         for node, source, static in zip(placeholders, packed["sources"], packed["static"], strict=True):
             node._dynamo_source = source
             node.meta["tensor_dict"] = {_STATIC: static} if static else {}
-        _propagate(graph_module, [spec.empty(fake)[1] for spec in packed["inputs"]], fake)
+        _propagate(graph_module, [seen for _, seen in _inputs(packed, fake, symbols)], fake)
         with backward_with_forward():
             compiler = resolve_backend("inductor", packed["mode"], packed["options"], packed["random"])
             compiler(graph_module, [real for real, _ in inputs])
         del alive
+
+
+def _spec(name: str, value: Any) -> TensorSpec | SizeSpec:
+    if isinstance(value, torch.SymInt):
+        return SizeSpec.of(name, value)
+    return TensorSpec.of(name, value)
+
+
+def _inputs(packed: Mapping[str, Any], mode: FakeTensorMode, symbols: Symbols) -> list[tuple[Any, Any]]:
+    """Each input of a packed graph: what the compiler is given, and what ``mode`` takes it for."""
+    inputs: list[tuple[Any, Any]] = []
+    for spec, source, names in zip(packed["inputs"], packed["sources"], packed["symbols"], strict=True):
+        if isinstance(spec, SizeSpec):
+            size = symbols.size(spec, source)
+            inputs.append((size, size))
+        else:
+            inputs.append(spec.empty(mode, source, symbols.context(names, source) if names else None))
+    return inputs
 
 
 def _graph_modules(module: GraphModule) -> list[tuple[str, GraphModule]]:

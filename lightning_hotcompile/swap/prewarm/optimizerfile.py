@@ -21,7 +21,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 from lightning_hotcompile.swap.prewarm.described import describe, rebuild
-from lightning_hotcompile.swap.prewarm.graphfile import NotPortable
+from lightning_hotcompile.swap.prewarm.symbols import NotPortable
 from lightning_hotcompile.swap.witness import Witness
 
 

@@ -36,12 +36,16 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How one piece of work went: seconds in the child, its error, and whether the caches have it now."""
+    """How one piece of work went: seconds in the child, its error, and whether the caches have it now.
+
+    ``new``: the child has compiled it, where else it has found it in the caches.
+    """
 
     name: str
     seconds: float
     error: str | None
     cached: bool
+    new: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +108,22 @@ class Prewarm:
         self._child: ChildProcess | None = None
         self._final: Status | None = None
         self._started = self._last_added = self._last_result = 0.0
+        self._started_at = self._done_at = 0.0  # by the clock of the files
 
     @property
     def pid(self) -> int | None:
         """The child's process id, which is also its process group's; ``None`` before the start."""
         return self._child.pid if self._child else None
 
+    @property
+    def work_s(self) -> float:
+        """Seconds from the start until the child wrote its last result, whenever that was looked at."""
+        return self._done_at - self._started_at
+
     def start(self) -> Prewarm:
         """Start the child; an error of the operating system is a reason, not an exception."""
         self._started = self._last_added = self._last_result = self._now()
+        self._started_at = self._done_at = time.time()
         try:
             self._child = ChildProcess(
                 self._worker,
@@ -201,6 +212,7 @@ class Prewarm:
             if file not in self._results and path.exists():
                 self._results[file] = Result(name=name, **json.loads(path.read_text(encoding="utf-8")))
                 self._last_result = self._now()
+                self._done_at = max(self._done_at, path.stat().st_mtime)
 
     def _status(self, state: str, reason: str | None) -> Status:
         until = self._last_result if state == "done" else self._now()

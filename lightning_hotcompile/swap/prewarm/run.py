@@ -14,9 +14,10 @@ from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import folder_in_use
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
-from lightning_hotcompile.swap.prewarm.graphfile import NotPortable, pack
+from lightning_hotcompile.swap.prewarm.graphfile import pack
 from lightning_hotcompile.swap.prewarm.optimizerfile import pack_optimizer
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
+from lightning_hotcompile.swap.prewarm.symbols import NotPortable
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 from lightning_hotcompile.swap.warmup import Capture
 
@@ -59,6 +60,7 @@ class PrewarmRun:
         self._left_out: list[str] = []
         self._graphs = 0
         self._polls = 0
+        self._over = False
         self._child = Prewarm(
             cache_dir=folder_in_use(), toolchain=(device,), limit_s=600.0 if limit_s is None else limit_s
         )
@@ -101,10 +103,10 @@ class PrewarmRun:
         self._polls += 1
         if self._graphs == 0:
             return not self.is_tracing
-        over = self._polls % _POLL_EVERY == 0 and self._child.poll().state != "running"
-        if over:
+        if not self._over and self._polls % _POLL_EVERY == 0 and self._child.poll().state != "running":
+            self._over = True
             self._fewer.end()
-        return over
+        return self._over
 
     def in_words(self) -> str:
         """How it went, for a receipt."""
@@ -122,12 +124,13 @@ class PrewarmRun:
 
     @property
     def took_s(self) -> float | None:
-        """Seconds until the child had compiled all that was traced; ``None`` if it has not."""
+        """Seconds until the child had compiled all that was traced; ``None`` if it found some of it done."""
         if not self._graphs or self._left_out or self.is_tracing:
             return None
         status = self._child.poll()
-        whole = status.state == "done" and not any(result.error for result in status.results)
-        return status.seconds if whole else None
+        compiled = [r.new for r in status.results if not r.name.startswith("toolchain")]
+        whole = status.state == "done" and len(compiled) == self._graphs and all(compiled)
+        return self._child.work_s if whole else None
 
     def cancel(self) -> None:
         """End the child, whatever it does; a second call does nothing."""

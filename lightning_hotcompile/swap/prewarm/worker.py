@@ -16,7 +16,7 @@ from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_b
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
-from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_in_cache
+from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_found, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
 
 _COMPILE: dict[str, Callable[[bytes], None]] = {"graph": compile_packed, "optimizer": compile_optimizer}
@@ -32,7 +32,7 @@ def warm_toolchain(device: str) -> None:
 
 def report(folder: Path, name: str, work: Callable[[], None]) -> None:
     """Do it and write down how it went; an error ends only this piece of work."""
-    start, before, error = time.perf_counter(), graphs_in_cache(), None
+    start, before, found, error = time.perf_counter(), graphs_in_cache(), graphs_found(), None
     try:
         work()
     except MemoryError:
@@ -43,6 +43,7 @@ def report(folder: Path, name: str, work: Callable[[], None]) -> None:
         "seconds": time.perf_counter() - start,
         "error": error,
         "cached": error is None and graphs_in_cache() > before,
+        "new": error is None and graphs_in_cache() > before and graphs_found() == found,
     }
     unfinished = folder / f"{name}.part"
     unfinished.write_text(json.dumps(result), encoding="utf-8")
