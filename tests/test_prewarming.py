@@ -412,9 +412,17 @@ class WithSmallConvolutions(WithMomentum):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("net", [WithMomentum, WithGroups, WithSmallConvolutions])
+@pytest.mark.parametrize(
+    ("net", "rows"),
+    [
+        (WithMomentum, (8,)),
+        (WithGroups, (8,)),
+        (WithSmallConvolutions, (8,)),
+        (WithMomentum, (5, 9, 6, 8, 7)),
+    ],
+)
 def test_the_flip_finds_what_the_child_has_compiled(
-    net: type[Net], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    net: type[Net], rows: tuple[int, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     callback = hot(backend="inductor", scope="step", prewarm=True, compile_timeout=400)
@@ -425,7 +433,9 @@ def test_the_flip_finds_what_the_child_has_compiled(
             trainer.should_stop = late or callback.phase in ("settling", "steady", "reverted")
 
     start = time.monotonic()
-    fit(seeded(net, width=8), [callback, StopsWhenSettling()], max_epochs=-1, max_steps=-1)
+    data = [next(iter(loader(n, n, seed=n))) for n in rows * 20]
+    train = torch.utils.data.DataLoader(data, batch_size=None)  # type: ignore[arg-type, var-annotated]
+    fit(seeded(net, width=8), [callback, StopsWhenSettling()], train=train, max_epochs=-1, max_steps=-1)
     report = callback.report
     assert report.phase in ("settling", "steady"), report.reason
     compiled = [e for e in report.events if e["kind"] == "compiled"]
