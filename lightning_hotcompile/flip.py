@@ -37,6 +37,8 @@ class Flip:
         ledger: where the time that it takes is booked.
         story: told of each compile and each fallback.
         now: a clock in seconds.
+        child_limit_s: seconds that a child process may take for a graph: nobody waits for it in a collective,
+            so it may be longer than what a compile in the step may take.
     """
 
     def __init__(
@@ -48,8 +50,11 @@ class Flip:
         ledger: Ledger,
         story: Story,
         now: Callable[[], float],
+        *,
+        child_limit_s: float | None = None,
     ) -> None:
         self._trainer = trainer
+        self._child_limit_s = child_limit_s
         self._module = module
         self._ledger = ledger
         self._story = story
@@ -116,7 +121,7 @@ class Flip:
             mode=config.mode,
             options=config.options,
             random=config.random,
-            limit_s=config.compile_timeout,
+            limit_s=self._child_limit_s,
             device=device_type(self._module),
             threads=threads_meanwhile(around),
         )

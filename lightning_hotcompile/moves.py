@@ -116,10 +116,8 @@ class Moves:
         if agreed.phase != str(transition.state.phase):
             other = replace(leader.state, phase=Phase(agreed.phase), reason=agreed.reason)
             transition = Transition(other, Action.TAKE_OUT)
-        if agreed.phase == str(Phase.PREWARMING):
-            transition = replace(
-                transition, action=Action.NONE
-            )  # who has a child begins with a step of these
+        if agreed.phase == str(Phase.PREWARMING):  # who has a child begins with the leader's next step
+            transition = replace(transition, action=Action.NONE)
         self._perform(leader, transition, facts)
         self._together.state = leader.state
 

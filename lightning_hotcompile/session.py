@@ -61,6 +61,7 @@ class Session:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         ranks = Ranks(config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
+        child_limit_s = config.compile_timeout
         config = replace(config, compile_timeout=ranks.within_timeout(config.compile_timeout))
         self._trainer = trainer
         self._stage = stage
@@ -72,7 +73,8 @@ class Session:
         self._together = Together(ranks, plan.digest)
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
-            flip = Flip(trainer, module, config, plan, self.ledger, self.story, now)
+            given = (trainer, module, config, plan, self.ledger, self.story, now)
+            flip = Flip(*given, child_limit_s=child_limit_s)
             judge = Judge(trainer, config, flip, self.watch, self.ledger, stage, memory, decision)
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
             return Round(plan=plan, flip=flip, judge=judge, moves=moves)
