@@ -36,7 +36,7 @@ class OpGraph:
     ops: tuple[str, ...]
     """Names of the operations in order, for example ``aten.mm.default``."""
 
-    elements: tuple[int, ...] = ()
+    elements: tuple[int, ...]
     """How many elements of tensors each operation reads and makes; what it changes in place counts once."""
 
     @property

@@ -129,5 +129,5 @@ class Symbols:
 
 
 def _name(source: Any) -> str:
-    name = source.name  # a method up to torch 2.9
+    name = source.name  # a property or a method, by the version of torch
     return str(name() if callable(name) else name)
