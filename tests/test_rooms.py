@@ -79,6 +79,8 @@ PRIVATE_TORCH = {
     },
     # How it finds out which vector instructions a compiler can do.
     "swap.inductor_probes": {"torch._inductor"},
+    # Where its C++ compiler writes.
+    "swap.whole_files": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
     "swap.numpy_calls": {"torch._dynamo"},
     # What the callback sets while its code is in place, and code by hand has not.

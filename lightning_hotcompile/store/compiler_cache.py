@@ -15,9 +15,12 @@ from pathlib import Path
 from filelock import FileLock
 
 from lightning_hotcompile.swap import inductor_paths
+from lightning_hotcompile.swap.whole_files import is_cut_short
 
 LEAST_FREE_BYTES = 1 << 30
 _MOST_ARMED = 50_000
+_LONGEST_LINK_S = 60.0
+_LONGEST_LINK_OF_OTHERS_S = 600.0
 _USER = re.compile(r"(\d+)-\d+-[0-9a-f]+\.lock")
 
 
@@ -62,7 +65,8 @@ class CompilerCacheUse:
             self.reason = why_not(self._folder) or ""
             if not self.reason:
                 self._mark = _marked(self._users, self._now())
-                _arm(self._folder)
+                alone = len(running_since(self._users, self._now())) == 1
+                _arm(self._folder, self._now(), alone=alone)
                 self._undo = inductor_paths.point_at(self._folder)
         except (OSError, NotImplementedError, ImportError) as error:
             self.reason = f"the compiler's cache folder cannot be used: {error}"
@@ -155,8 +159,8 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _arm(folder: Path) -> None:
-    """Make the next use of each file visible.
+def _arm(folder: Path, now: float, *, alone: bool) -> None:
+    """Make the next use of each file visible, and remove what a killed compile has left half done.
 
     Most disks write down the first access after a change of the file, later ones once a day: writing
     the same times again counts as such a change. Of a header the compiler only asks whether it is there.
@@ -164,8 +168,15 @@ def _arm(folder: Path) -> None:
     files = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
     for file in itertools.islice(files, _MOST_ARMED):
         with contextlib.suppress(OSError):
-            if inductor_paths.HEADERS in file.parts:
+            status = file.lstat()
+            if file.suffix == ".so" and _is_over(status.st_mtime, now, alone) and is_cut_short(file):
+                file.unlink()  # torch asks only whether it is there, and could never load it
+            elif inductor_paths.HEADERS in file.parts:
                 os.utime(file, follow_symlinks=False)
             else:
-                status = file.lstat()
                 os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+
+
+def _is_over(written: float, now: float, alone: bool) -> bool:
+    """Whether nobody can be writing it any more; a C++ compiler may go on after the process that asked."""
+    return now - written > (_LONGEST_LINK_S if alone else _LONGEST_LINK_OF_OTHERS_S)

@@ -22,6 +22,7 @@ from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.warmup import Capture, warm_up
+from lightning_hotcompile.swap.whole_files import WholeFiles
 from lightning_hotcompile.swap.witness import Witness
 
 OPTIMIZER = "optimizer"
@@ -87,9 +88,9 @@ class Installation:
         self._optimizers = optimizers
         self._breaks_before = graph_break_count()
         self._swapped = [self._swap(region) for region in plan.regions]
-        self._torch_settings: list[KeepsBuffers | ProbesAsNeeded] = [KeepsBuffers()]
+        self._torch_settings: list[KeepsBuffers | ProbesAsNeeded | WholeFiles] = [KeepsBuffers()]
         if config.backend == "inductor":
-            self._torch_settings.append(ProbesAsNeeded())
+            self._torch_settings += [ProbesAsNeeded(), WholeFiles()]
         self.in_place = False
 
     def _swap(self, region: Region) -> SwappedRegion:

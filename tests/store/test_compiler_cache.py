@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch._inductor.codecache as codecache
 
 from lightning_hotcompile.store import compiler_cache
@@ -100,7 +102,7 @@ class TestOn:
 
     def test_the_next_use_of_a_file_will_be_seen(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)
-        files = [store.compiler_cache_dir / "ab" / "ca.so"]
+        files = [store.compiler_cache_dir / "ab" / "ca.py"]
         files.append(store.compiler_cache_dir / "precompiled_headers" / "h.h.gch")
         for file in files:
             file.parent.mkdir()
@@ -188,3 +190,34 @@ class TestTag:
         assert store_in(tmp_path, machine=replace(MACHINE, cores=9)).compiler_tag == own
         monkeypatch.setattr("torch.__version__", "2.99")
         assert store_in(tmp_path).compiler_tag != own
+
+
+class TestHalfALibrary:
+    """What a killed compile has left: torch asks only whether the file is there, and fails to load it."""
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="ELF files")
+    @pytest.mark.parametrize(
+        ("age", "others", "stays"),
+        [(61, False, False), (59, False, True), (599, True, True), (601, True, False)],
+    )
+    def test_it_goes_once_nobody_can_be_writing_it(
+        self, tmp_path: Path, age: float, others: bool, stays: bool
+    ) -> None:
+        store = store_in(tmp_path)
+        folder = store.compiler_cache_dir
+        half, whole, source = (folder / "ab" / name for name in ("half.so", "whole.so", "half.main.cpp"))
+        half.parent.mkdir(parents=True)
+        whole.write_bytes(Path(torch._C.__file__).read_bytes())
+        half.write_bytes(whole.read_bytes()[:100])
+        source.write_text("int main() {}")
+        for file in (half, whole, source):
+            os.utime(file, (NOW, NOW))
+        with contextlib.ExitStack() as stack:
+            if others:
+                stack.enter_context(store_in(tmp_path).use_compiler_cache())
+                os.environ.pop(FOLDER)  # that process has pointed itself there, not this one
+            os.utime(half, (NOW - age, NOW - age))
+            stack.enter_context(store.use_compiler_cache())
+            assert half.exists() is stays
+        assert whole.exists()
+        assert source.exists()

@@ -18,6 +18,7 @@ from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_found, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
+from lightning_hotcompile.swap.whole_files import WholeFiles
 
 _COMPILE: dict[str, Callable[[bytes], None]] = {"graph": compile_packed, "optimizer": compile_optimizer}
 
@@ -55,7 +56,7 @@ def main(folder: Path) -> None:
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
-    with ProbesAsNeeded():
+    with ProbesAsNeeded(), WholeFiles():
         for line in sys.stdin:
             report(folder, line.strip(), work_named(folder, line.strip()))
 

@@ -1,0 +1,82 @@
+"""What the C++ compiler makes for Inductor gets its name when it is whole.
+
+Torch lets the compiler write under the final name and later only asks whether a file of that name is there.
+A compile that is killed so leaves half a file in the cache: half a library is a compile error in each later
+run, half a precompiled header makes each later compile two to four times as long, and nothing says so.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_ELF_HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")  # of 64 bits, little-endian
+_ELF_64_LITTLE = b"\x7fELF\x02\x01"
+
+
+class WholeFiles:
+    """While it is entered, each build of this process writes to ``NAME.part``, which then becomes ``NAME``.
+
+    Torch holds a lock for each name, so that a ``.part`` of an earlier build is written over. Nothing happens
+    where this torch does it in another way.
+    """
+
+    def __init__(self) -> None:
+        self._undo: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        # Not at the top: a run without a flip does not owe the compiler's import.
+        from torch._inductor.cpp_builder import CppBuilder
+
+        if self._undo is None and not hasattr(CppBuilder.build, "whole_files"):
+            self._undo = _replace(CppBuilder)
+
+    def __exit__(self, *_: object) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+
+def _replace(builder: Any) -> Callable[[], None]:
+    before = builder.build
+
+    def build(self: Any) -> None:
+        target, output = getattr(self, "_target_file", ""), getattr(self, "_output", "")
+        if not target or not output.endswith(f" {target}") or getattr(self, "_use_relative_path", False):
+            before(self)
+            return
+        part = f"{target}.part"
+        self._target_file, self._output = part, f"{output.removesuffix(target)}{part}"
+        try:
+            before(self)
+        finally:
+            self._target_file, self._output = target, output
+        os.replace(part, target)
+
+    def undo() -> None:
+        if builder.build is build:
+            builder.build = before
+
+    build.whole_files = True  # type: ignore[attr-defined]
+    builder.build = build
+    return undo
+
+
+def is_cut_short(library: Path) -> bool:
+    """Whether a shared library is shorter than its own header says; ``False`` for kinds that are not ELF.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with library.open("rb") as file:
+        header = file.read(_ELF_HEADER.size)
+    if len(header) < _ELF_HEADER.size:
+        return True
+    if not header.startswith(_ELF_64_LITTLE):
+        return not any(header)
+    fields: tuple[int, ...] = _ELF_HEADER.unpack(header)
+    sections_at, section_size, sections = fields[6], fields[11], fields[12]
+    return library.stat().st_size < sections_at + section_size * sections
