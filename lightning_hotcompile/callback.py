@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.evaluation_hooks import EvaluationHooks
-from lightning_hotcompile.memory import StoreInUse
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import plan_for, why_idle, why_not_this_one, why_not_this_stage
 from lightning_hotcompile.receipt.event_kinds import Declined
@@ -22,6 +21,7 @@ from lightning_hotcompile.reporting import empty_report
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stage_run import StageRun
 from lightning_hotcompile.stages import TRAIN
+from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.trainer_facts import versions

@@ -9,19 +9,18 @@ from collections.abc import Callable, Sequence
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
+from lightning_hotcompile.ahead import Ahead
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.fused import try_fused
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
-from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder
-from lightning_hotcompile.trainer_facts import device_type
 
 NO_REGION: frozenset[str] = frozenset()
 
@@ -54,8 +53,6 @@ class Flip:
         child_limit_s: float | None = None,
     ) -> None:
         self._trainer = trainer
-        self._child_limit_s = child_limit_s
-        self._module = module
         self._ledger = ledger
         self._story = story
         self._now = now
@@ -71,9 +68,9 @@ class Flip:
         self._config = config
         self._new_installation = functools.partial(Installation, plan, module, config, trainer.optimizers)
         self.installation = self._new_installation()
-        self.prewarm: PrewarmRun | None = None
-        self.crowding = 1.0
-        """Time of the child process beside this training / time of a compile that has all cores."""
+        self.ahead = Ahead(trainer, module, config, child_limit_s)
+        self.had_toolchain = False
+        """Whether the compiler's toolchain had been started on this machine before this plan was compiled."""
         self.advice: list[str] = []
         """Sentences about what the user could change."""
 
@@ -97,41 +94,21 @@ class Flip:
         if self._inputs is not None:
             self._inputs.remove()
 
-    @property
-    def is_tracing(self) -> bool:
-        """Whether the step that runs shows a child process what to compile."""
-        return self.prewarm is not None and self.prewarm.is_tracing
-
-    @property
-    def is_slowing(self) -> bool:
-        """Whether the step that runs has fewer threads, so that a child process can compile."""
-        return self.prewarm is not None and self.prewarm.is_slowing
-
     def begin_prewarm(self) -> None:
         """Start a child process that compiles what the step that is about to run will show."""
-        start, config = self._now(), self._config
+        start = self._now()
         captures = self._inputs.captures if self._inputs is not None else {}
         self._inputs = None
-        around = self.surroundings()
-        self.crowding = crowding(around)
+        self._look_for_toolchain()
         trace = self._new_installation()
         trace.gate.dynamic_dims = self._captured if captures else self.batch.dims
-        self.prewarm = PrewarmRun(
-            trace,
-            mode=config.mode,
-            options=config.options,
-            random=config.random,
-            limit_s=self._child_limit_s,
-            device=device_type(self._module),
-            threads=threads_meanwhile(around),
-        )
-        self.prewarm.begin(captures)
+        self.ahead.begin_prewarm(trace, captures)
         self._ledger.install_s += self._now() - start
 
-    def surroundings(self) -> Surroundings:
-        """What there is beside this training, as things are now."""
-        on_cpu = device_type(self._module) == "cpu"
-        return Surroundings.here(accelerator=not on_cpu, processes=self._trainer.num_devices)
+    def _look_for_toolchain(self) -> None:
+        """Before the first compile; the compiler uses its lasting folder by now."""
+        if self.ahead.prewarm is None and self._config.backend == "inductor":
+            self.had_toolchain = inductor_paths.holds_headers(inductor_paths.headers_in_use())
 
     def install(self, eager_parts: Sequence[str] = ()) -> None:
         """Put the plan in place and warm up what was captured; parts of it may be known to be no gain."""
@@ -140,6 +117,7 @@ class Flip:
         for part in eager_parts:
             self.take_back(part, "an earlier run was faster without it")
         start = self._now()
+        self._look_for_toolchain()
         self._peak_at_flip = allocated_peak_mb()
         captures: dict[str, Capture] = self._inputs.captures if self._inputs is not None else {}
         self._inputs = None
@@ -171,8 +149,7 @@ class Flip:
         self.end_capture()
         self._inputs = None
         self._paused = False
-        if self.prewarm is not None:
-            self.prewarm.cancel()
+        self.ahead.cancel()
         if self.in_place:
             self.installation.take_out()
 
@@ -208,8 +185,7 @@ class Flip:
         """A step ended: whether compiled code ran in it, wherever there is any; whether any was compiled."""
         self._let_batch_go()
         self.installation.gate.close()
-        if self.prewarm is not None:
-            self.prewarm.end_step()
+        self.ahead.end_step()
         witness = self.installation.witness
         ran = witness.total_runs > self._runs_before and not self.installation.is_lost_anywhere
         new_graphs = len(witness.graphs) > self._graphs_told
@@ -265,8 +241,7 @@ class Flip:
         self._let_batch_go()
         with contextlib.suppress(Exception):
             self.installation.gate.close()
-            if self.prewarm is not None:
-                self.prewarm.end_step()
+            self.ahead.end_step()
         self.end_capture()
 
 

@@ -114,8 +114,8 @@ class Judge:
             return "off"
         if self._trainer.local_rank > 0:
             return "off"  # one child on each machine: the other ranks load what it has compiled
-        if self._flip.prewarm is not None:
-            return "over" if self._flip.prewarm.is_over() else "running"
+        if (prewarm := self._flip.ahead.prewarm) is not None:
+            return "over" if prewarm.is_over() else "running"
         scope = self._flip.installation.plan.scope
         known = self.why_no_prewarm() is not None or self._memory.has_code_of(track.signature, scope)
         return "off" if known else "wanted"
@@ -160,12 +160,12 @@ class Judge:
         """Why no child process fills the compiler's cache first, or ``None``."""
         if self._config.threshold == 0:
             return "threshold=0 compiles before the first step"
-        return why_not(self._config.prewarm, self._config.backend, self._flip.surroundings())
+        return why_not(self._config.prewarm, self._config.backend, self._flip.ahead.surroundings())
 
     @cached_property
     def _beside_a_child(self) -> Surroundings | None:
         """As things are when it is asked for first: it may be asked for before each step. None: no child."""
-        return None if self.why_no_prewarm() else self._flip.surroundings()
+        return None if self.why_no_prewarm() else self._flip.ahead.surroundings()
 
     def _expectation(self, track: Track, known: Profile | None, step_s: float | None) -> Expectation:
         """What the plan costs and gains, compiled in the way that it would be."""
@@ -218,14 +218,9 @@ class Judge:
             return None
         if config.compile_optimizer != "auto" or config.min_speedup == 0 or self._trainer.world_size > 1:
             return None
-        known = self._memory.of(track.signature)
-        if (
-            known is not None
-            and known.verdict == "good"
-            and known.scope == self._flip.installation.plan.scope
-        ):
-            return None
-        return OPTIMIZER
+        known, scope = self._memory.of(track.signature), self._flip.installation.plan.scope
+        tried = known is not None and known.verdict == "good" and known.scope == scope
+        return None if tried else OPTIMIZER
 
     def _failure(self, track: Track) -> str | None:
         failure = self._flip.failure() or track.failure

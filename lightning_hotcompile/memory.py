@@ -8,61 +8,16 @@ from dataclasses import replace
 import torch
 
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.plan.forecast import (
-    WARM_SHARE,
-    Expectation,
-    assumed_compile_s,
-    expected_compile_s,
-    expected_speedup,
-)
+from lightning_hotcompile.plan.compile_cost import assumed_compile_s, expected_compile_s
+from lightning_hotcompile.plan.forecast import WARM_SHARE, Expectation, expected_speedup
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.report import Report
-from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.profiles import Profile, utc_now
 from lightning_hotcompile.store.samples import CompileSample
-from lightning_hotcompile.store.store import Store, open_store
+from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.watch.signature import StepSignature
-
-
-class StoreInUse:
-    """The store while a Trainer runs, with the compiler's cache pointed at it. Copies have it closed.
-
-    Args:
-        setting: the option ``store``.
-        backend: the option ``backend``; only Inductor has a cache.
-    """
-
-    def __init__(self, setting: str | None, backend: object) -> None:
-        self._setting = setting
-        self._backend = backend
-        self._cache: CompilerCacheUse | None = None
-        self.store: Store | None = None
-
-    def begin(self) -> Store | None:
-        """Open it; a second call gives what is open. A folder that cannot be used means no memory."""
-        if self.store is None and self._setting is not None:
-            self.store = open_store(self._setting)
-        return self.store
-
-    def begin_compiling(self) -> None:
-        """Point the compiler at the cache; not before it is needed, since that imports the compiler."""
-        if self._cache is None and self.store is not None and self._backend == "inductor":
-            self._cache = self.store.use_compiler_cache().start()
-
-    def end(self) -> None:
-        """Give the compiler back its own folder, and keep ours within bounds; a second call does nothing."""
-        cache, store = self._cache, self.store
-        self._cache = self.store = None
-        if cache is not None and store is not None:
-            was_active = cache.active
-            cache.stop()
-            if was_active:
-                store.bound()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_cache": None, "store": None}
 
 
 class Memory:
@@ -77,6 +32,7 @@ class Memory:
 
     def __init__(self, in_use: StoreInUse, plan: CompilePlan, config: HotCompileConfig, stage: str) -> None:
         self.begin_compiling = in_use.begin_compiling
+        self.has_toolchain = in_use.has_toolchain
         store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
         self._store = store if config.cost_gate else None
         self._keeps_code = _keeps_code(config.backend)
@@ -129,7 +85,8 @@ class Memory:
         ops: OpStatistics | None = None,
     ) -> Expectation:
         """Cost and gain of compiling a plan: as measured before, else as assumed for a step like this."""
-        cold_s = expected_compile_s(plan.regions, self._history(by_child=False))
+        toolchain = self.has_toolchain()
+        cold_s = expected_compile_s(plan.regions, self._history(by_child=False), has_toolchain=toolchain)
         assumed = expected_speedup(plan.regions, step_s, ops)
         if known is None:
             return Expectation(compile_s=cold_s, speedup=assumed)
@@ -149,7 +106,7 @@ class Memory:
             crowding: time of a child beside this training / time of a compile that has all cores.
         """
         history = self._history(by_child=True) or self._history(by_child=False)
-        return crowding * expected_compile_s(plan.regions, history)
+        return crowding * expected_compile_s(plan.regions, history, has_toolchain=self.has_toolchain())
 
     def learn(
         self,
@@ -159,6 +116,7 @@ class Memory:
         *,
         compile_s: float,
         warm: bool,
+        had_toolchain: bool = False,
         forgone_s: float | None = None,
     ) -> None:
         """Keep the verdict of a run that has ended, and what its compiling cost.
@@ -169,6 +127,7 @@ class Memory:
             plan: the one that the verdict is about.
             compile_s: seconds of compiling this plan alone.
             warm: whether the compiler found all of it in its cache.
+            had_toolchain: whether the compiler's toolchain had been started before.
             forgone_s: seconds that compiled code would have saved in a run that declined; 0 of one that has
                 begun to compile and has no verdict, ``None`` if compiling was not weighed.
         """
@@ -184,11 +143,15 @@ class Memory:
         )
         self._store.remember(learned)
         if compile_s > 0:
-            self._add_sample(plan, compile_s, assumed_compile_s(plan.regions), warm=warm)
+            assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain)
+            self._add_sample(plan, compile_s, assumed, warm=warm)
 
-    def learn_child(self, plan: CompilePlan, seconds: float, crowding: float) -> None:
+    def learn_child(
+        self, plan: CompilePlan, seconds: float, crowding: float, *, had_toolchain: bool = False
+    ) -> None:
         """Keep what a child process took to compile a plan; for ``crowding`` see :meth:`child_s`."""
-        self._add_sample(plan, seconds, crowding * assumed_compile_s(plan.regions), by_child=True)
+        assumed = crowding * assumed_compile_s(plan.regions, has_toolchain=had_toolchain)
+        self._add_sample(plan, seconds, assumed, by_child=True)
 
     def _add_sample(
         self,

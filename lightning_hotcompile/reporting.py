@@ -183,7 +183,7 @@ def _never_called(proof: Proof) -> str:
 
 
 def _notes_of(session: Session) -> Iterator[str]:
-    prewarm, graph, share = session.flip.prewarm, session.watch.op_graph, session.ledger.wait_share
+    graph, share = session.watch.op_graph, session.ledger.wait_share
     if share is not None and share >= MUCH_WAITING:
         yield (
             f"{share:.0%} of the time went by between the steps (loading data, logging, other callbacks): "
@@ -193,7 +193,6 @@ def _notes_of(session: Session) -> Iterator[str]:
         results = ", ".join(f"{scope} {speedup:.2f}x" for scope, speedup in session.rounds.tried.items())
         yield f"scopes that were tried: {results}; {session.plan.scope} is in use"
     yield from session.flip.advice
-    if prewarm is not None:
-        yield prewarm.in_words()
+    yield from session.flip.ahead.in_words()
     if graph is not None:
         yield f"one step runs {graph.n_ops} operations: {graph.sequence_text(10)}"

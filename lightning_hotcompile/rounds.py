@@ -108,7 +108,7 @@ class Rounds:
 
     def _begin_with_known(self, track: Track) -> None:
         """Begin with the plan that an earlier run has found to be the best."""
-        if len(self._flips) > 1 or self.now.flip.in_place or self.now.flip.prewarm is not None:
+        if len(self._flips) > 1 or self.now.flip.in_place or self.now.flip.ahead.prewarm is not None:
             return  # another signature uses the first plan already
         known = self._memory.of(track.signature)
         if known is None or known.verdict != "good" or known.scope == self.now.plan.scope:

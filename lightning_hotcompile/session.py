@@ -113,9 +113,9 @@ class Session:
         if record.pairs is not None:
             record.disturbed = lane is Lane.COMPILE  # may compile, and is looked at for NaN
             record.without = track.without
-        if self.flip.is_tracing:
+        if self.flip.ahead.is_tracing:
             record.disturbed = record.stalled = True
-        elif self.flip.is_slowing:
+        elif self.flip.ahead.is_slowing:
             record.disturbed = record.slowed = True
         self._current = (track, record, lane)
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)

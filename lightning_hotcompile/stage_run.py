@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.machine import State
-from lightning_hotcompile.memory import Memory, StoreInUse
+from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
@@ -24,6 +24,7 @@ from lightning_hotcompile.receipt.report import Report, headline
 from lightning_hotcompile.reporting import build_report, empty_report, scalars, timeline_image
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stages import TRAIN, ends_unit
+from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap.graph import first_line
 
 _log = logging.getLogger(__name__)
@@ -174,10 +175,16 @@ class StageRun:
                 compile_s=installed.timer.seconds,
                 warm=installed.was_warm,
                 forgone_s=session.judge.forgone_s(track),
+                had_toolchain=session.flip.had_toolchain,
             )
-            prewarm = session.flip.prewarm
-            if prewarm is not None and prewarm.took_s is not None:
-                self._memory.learn_child(session.plan, prewarm.took_s, session.flip.crowding)
+            ahead = session.flip.ahead
+            if ahead.prewarm is not None and ahead.prewarm.took_s is not None:
+                self._memory.learn_child(
+                    session.plan,
+                    ahead.prewarm.took_s,
+                    ahead.crowding,
+                    had_toolchain=session.flip.had_toolchain,
+                )
         if session.steps:
             self._log_receipt(report)
             title = "HotCompile" if self.stage == TRAIN else f"HotCompile ({self.stage})"

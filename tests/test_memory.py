@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile, HotCompileConfig, flip, judge, memory, plan_compile
-from lightning_hotcompile.plan import forecast
+from lightning_hotcompile import HotCompile, HotCompileConfig, ahead, judge, memory, plan_compile
+from lightning_hotcompile.plan import compile_cost, forecast
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
+from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.prewarm import choice
 from tests.hot import assert_same
@@ -26,9 +27,12 @@ KEEPS_CODE = memory._keeps_code
 
 @pytest.fixture(autouse=True)
 def _cheap_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "BASE_COMPILE_S", 1e-6)
-    monkeypatch.setattr(forecast, "SECONDS_PER_REGION", dict.fromkeys(forecast.SECONDS_PER_REGION, 1e-6))
-    monkeypatch.setattr(forecast, "SECONDS_PER_TENSOR", 0.0)
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e-6)
+    monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
+    monkeypatch.setattr(
+        compile_cost, "SECONDS_PER_REGION", dict.fromkeys(compile_cost.SECONDS_PER_REGION, 1e-6)
+    )
+    monkeypatch.setattr(compile_cost, "SECONDS_PER_TENSOR", 0.0)
     monkeypatch.setattr(Store, "compile_samples", lambda self: ())
 
 
@@ -86,7 +90,7 @@ def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
     _forget_costs(tmp_path / "s")
     asked: list[str] = []
     monkeypatch.setattr(judge, "why_not", lambda *_: None)
-    monkeypatch.setattr(flip, "PrewarmRun", NoChild)
+    monkeypatch.setattr(ahead, "PrewarmRun", NoChild)
     monkeypatch.setattr(inductor_paths, "holds_graphs", lambda: asked.append("graphs") or is_there)
     again = learning(tmp_path / "s", scope="step")
     with nullcontext() if is_there else pytest.raises(AssertionError, match="a child process was started"):
@@ -99,7 +103,8 @@ def test_a_child_process_that_is_to_compile_is_in_the_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     around = choice.Surroundings(posix=True, cores=2, training_threads=1, accelerator=False, free_memory=None)
-    monkeypatch.setattr(forecast, "BASE_COMPILE_S", 40.0)
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 40.0)
+    monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
     monkeypatch.setattr(choice.Surroundings, "here", lambda **_: around)
     monkeypatch.setattr(memory, "expected_speedup", lambda *_: 2.0)
     callback = learning(tmp_path / "s", backend="inductor", scope="step", prewarm="auto", cost_gate=True)
@@ -113,7 +118,8 @@ def a_long_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """240 steps take 0.24 s, of which compiled code saves 0.048 s; to compile takes 0.09 s."""
     monkeypatch.setattr(Ledger, "eager_step_s", 0.001)
     monkeypatch.setattr(memory, "expected_speedup", lambda *_: 1.25)
-    monkeypatch.setattr(forecast, "BASE_COMPILE_S", 0.09)
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 0.09)
+    monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
     monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
 
 
@@ -236,14 +242,78 @@ def test_what_a_child_process_took_is_the_next_forecast_of_one(
     plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
 
     def opened() -> memory.Memory:
-        return memory.Memory(memory.StoreInUse(str(tmp_path / "s"), "inductor"), plan, config, "train")
+        return memory.Memory(StoreInUse(str(tmp_path / "s"), "inductor"), plan, config, "train")
 
-    assumed = forecast.assumed_compile_s(plan.regions)
+    assumed = compile_cost.assumed_compile_s(plan.regions)
     assert opened().child_s(plan, 1.25) == pytest.approx(1.25 * assumed)
     opened().learn_child(plan, 5.0, 1.25)
     learned = opened()
     assert [learned.child_s(plan, crowding) for crowding in (1.25, 1.0)] == pytest.approx([5.0, 4.0])
     assert learned.expectation(plan, None, 0.01).compile_s == pytest.approx(assumed), "with all cores"
+
+
+class TestToolchain:
+    """The C++ compiler's own start happens once in a lasting folder; the forecast knows whether it did."""
+
+    @pytest.fixture(autouse=True)
+    def _takes_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 6.0)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+    def opened(self, folder: Path) -> StoreInUse:
+        in_use = StoreInUse(str(folder), "inductor")
+        in_use.begin()
+        return in_use
+
+    def header(self, folder: Path, name: str = "c.h.gch") -> None:
+        headers = Store(folder).compiler_cache_dir / inductor_paths.HEADERS
+        headers.mkdir(parents=True, exist_ok=True)
+        (headers / name).write_bytes(b"")
+
+    def test_once_it_was_started_a_compile_is_expected_to_be_shorter(self, tmp_path: Path) -> None:
+        plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+
+        def expected() -> tuple[float, float]:
+            known = memory.Memory(self.opened(tmp_path), plan, config, "train")
+            return known.expectation(plan, None, 0.01).compile_s, known.child_s(plan, 1.25)
+
+        before = expected()
+        self.header(tmp_path, "c.h.gch.part")  # of a compile that was killed
+        assert expected() == before
+        self.header(tmp_path)
+        assert expected() == pytest.approx((before[0] - 6.0, before[1] - 1.25 * 6.0))
+
+    def test_it_is_asked_where_the_code_will_be(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        default = tmp_path / "torchs"
+        monkeypatch.setattr(inductor_paths, "default_folder", lambda: str(default))
+        self.header(tmp_path)
+        in_use = self.opened(tmp_path)
+        assert in_use.has_toolchain()
+        in_use.begin_compiling()
+        assert in_use.has_toolchain()
+        in_use.end()
+        assert not in_use.has_toolchain(), "without a store it is torch's own folder"
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
+        assert not self.opened(tmp_path).has_toolchain(), "torch keeps headers in its own folder then"
+        (default / inductor_paths.HEADERS).mkdir(parents=True)
+        (default / inductor_paths.HEADERS / "c.h.pch").write_bytes(b"")
+        assert self.opened(tmp_path).has_toolchain()
+        assert not StoreInUse(str(tmp_path), "aot_eager").has_toolchain()
+
+    def test_what_a_compile_took_is_held_against_what_was_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
+        plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+        memory.Memory(self.opened(tmp_path), plan, config, "train").learn_child(plan, 9.0, 1.5)
+        self.header(tmp_path)
+        learned = memory.Memory(self.opened(tmp_path), plan, config, "train")
+        assert learned.child_s(plan, 1.5) == pytest.approx(0.0, abs=1e-3), "9 s were the toolchain's"
+        learned.learn_child(plan, 9e-6, 1.0, had_toolchain=True)
+        second, first = sorted(Store(tmp_path).compile_samples(), key=lambda sample: sample.assumed_s)
+        assert first.assumed_s == pytest.approx(second.assumed_s * 1.5 + 9.0)
 
 
 def test_a_failure_is_tried_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hotcompile import HotCompile, flip, judge
+from lightning_hotcompile import HotCompile, ahead, flip, judge
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.session import Session
@@ -99,7 +99,7 @@ class Scripted:
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
     Scripted.made = []
-    monkeypatch.setattr(flip, "PrewarmRun", Scripted)
+    monkeypatch.setattr(ahead, "PrewarmRun", Scripted)
     monkeypatch.setattr(judge, "why_not", lambda *_: None)
     return Scripted
 
@@ -248,7 +248,7 @@ def one_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of two cores on which training uses both."""
     monkeypatch.setattr(run, "Prewarm", Slow)
     monkeypatch.setattr(judge, "why_not", lambda *_: None)
-    monkeypatch.setattr(flip, "threads_meanwhile", lambda _: 1)
+    monkeypatch.setattr(ahead, "threads_meanwhile", lambda _: 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -270,7 +270,7 @@ class Threads(pl.Callback):
 def test_a_child_that_is_done_is_known_to_be_whoever_asks() -> None:
     class AsksToo(pl.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
-            prewarm = callback._runs["train"].session.flip.prewarm
+            prewarm = callback._runs["train"].session.flip.ahead.prewarm
             if callback.phase == "prewarming" and prewarm is not None:
                 prewarm.is_over()
 

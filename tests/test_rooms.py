@@ -32,9 +32,11 @@ ROOM_OF_TOP_MODULE = {
     "environment": "callback",
     "evaluation_hooks": "callback",
     "nap": "callback",
+    "ahead": "callback",
     "flip": "callback",
     "judge": "callback",
     "memory": "callback",
+    "store_in_use": "callback",
     "preflight": "callback",
     "reporting": "callback",
     "moves": "callback",
@@ -48,6 +50,7 @@ ROOM_OF_TOP_MODULE = {
 }
 
 IMPORT_LIGHTNING = {
+    "ahead",
     "callback",
     "capture.callback",
     "capture.explaining",

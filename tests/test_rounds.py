@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_hotcompile import HotCompile
-from lightning_hotcompile.plan import forecast
+from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits, StepRecord
 from lightning_hotcompile.rounds import Rounds
 from lightning_hotcompile.watch.clock import StepTime
@@ -157,9 +157,12 @@ def test_a_run_that_asks_for_something_else_knows_nothing_of_what_auto_has_found
 @pytest.mark.slow
 def test_two_plans_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Inductor and the real clock: whichever plan wins, both were measured, and nothing is lost."""
-    monkeypatch.setattr(forecast, "BASE_COMPILE_S", 1e-6)
-    monkeypatch.setattr(forecast, "SECONDS_PER_REGION", dict.fromkeys(forecast.SECONDS_PER_REGION, 1e-6))
-    monkeypatch.setattr(forecast, "SECONDS_PER_TENSOR", 0.0)
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e-6)
+    monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
+    monkeypatch.setattr(
+        compile_cost, "SECONDS_PER_REGION", dict.fromkeys(compile_cost.SECONDS_PER_REGION, 1e-6)
+    )
+    monkeypatch.setattr(compile_cost, "SECONDS_PER_TENSOR", 0.0)
     plain, model = seeded(Net), seeded(Net)
     callback = HotCompile(threshold=3, prewarm=False, store=str(tmp_path / "store"), on_error="raise")
     fit(plain, max_steps=400, max_epochs=-1)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hotcompile.plan.forecast import expected_compile_s, expected_speedup
+from lightning_hotcompile.plan.compile_cost import expected_compile_s
+from lightning_hotcompile.plan.forecast import expected_speedup
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.receipt.wording import milliseconds, seconds
 from lightning_hotcompile.swap.breaks import GraphBreak

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from lightning_hotcompile.plan.prior import PRIOR, OpStatistics
 from lightning_hotcompile.plan.scopes import Region
@@ -15,23 +14,11 @@ GAIN_OF_ONE_MORE = 1.05
 CHEAP = 0.01
 """Share of the time that is left which may be spent to find out, whatever the expected gain."""
 
-BASE_COMPILE_S = 9.0
-"""Seconds until the first graph is compiled, the toolchain's own start included (2 CPU cores, cold)."""
-
-SECONDS_PER_REGION = {"step": 7.0, "group": 4.5, "module": 3.5, "function": 3.0, "optimizer": 0.5}
-"""Seconds for each further region, forward and backward (suite ``scopes``, 2 CPU cores, cold)."""
-
-SECONDS_PER_TENSOR = 0.45
-"""Seconds for each tensor that a compiled optimizer steps (the same)."""
-
 WARM_SHARE = 0.15
 """Compile time with a full compiler cache over that with an empty one (a GPT of 4 blocks: 2 s of 14)."""
 
 LENT = 0.2
 """Share of the time that is left by which a run may become longer, so that the runs after it are shorter."""
-
-RECENT = 20
-"""So many of this machine's last compiles say how fast it compiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,25 +73,6 @@ class Expectation:
     def wait_s(self) -> float:
         """Seconds of eager steps before anything is gained: those in which a child process compiles."""
         return self.child.seconds if self.child is not None else 0.0
-
-
-def expected_compile_s(regions: Sequence[Region], history: Sequence[tuple[float, float]] = ()) -> float:
-    """Seconds that compiling these regions takes with an empty compiler cache.
-
-    Args:
-        regions: of a plan.
-        history: compiles of this machine with an empty cache, oldest first: seconds that would have been
-            assumed, and seconds that they took. They say how fast this machine compiles.
-    """
-    speeds = [seconds / assumed for assumed, seconds in history[-RECENT:] if assumed > 0]
-    return assumed_compile_s(regions) * (median(speeds) if speeds else 1.0)
-
-
-def assumed_compile_s(regions: Sequence[Region]) -> float:
-    """The same on the machine on which the constants were measured."""
-    tensors = sum(region.tensors for region in regions)
-    each = sum(SECONDS_PER_REGION.get(region.kind, SECONDS_PER_REGION["module"]) for region in regions)
-    return BASE_COMPILE_S + each + SECONDS_PER_TENSOR * tensors
 
 
 def expected_speedup(

@@ -52,6 +52,16 @@ def headers_in_use() -> str | None:
     return found
 
 
+def holds_headers(folder: str | Path | None) -> bool:
+    """Whether a header was precompiled in that folder: the toolchain's own start is then over for good."""
+    return folder is not None and any(Path(folder).glob("*.[gp]ch"))
+
+
+def default_headers() -> str:
+    """The folder of the precompiled C++ headers below torch's own one."""
+    return os.path.join(default_folder(), HEADERS)
+
+
 def use_headers(folder: Path) -> Callable[[], None]:
     """Let Inductor keep its precompiled C++ headers here; call the result to undo it."""
     return _set_headers(folder)

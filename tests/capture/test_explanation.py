@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_hotcompile.capture.explanation import Explanation, RegionSeen, explanation_from, outlook
-from lightning_hotcompile.plan.forecast import Expectation, expected_compile_s, expected_speedup, forecast
+from lightning_hotcompile.plan.compile_cost import expected_compile_s
+from lightning_hotcompile.plan.forecast import Expectation, expected_speedup, forecast
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.breaks import GraphBreak
 

@@ -8,17 +8,12 @@ import re
 import pytest
 
 from lightning_hotcompile.plan.forecast import (
-    BASE_COMPILE_S,
     CHEAP,
     GAIN_OF_ONE_MORE,
-    SECONDS_PER_REGION,
-    SECONDS_PER_TENSOR,
     WARM_SHARE,
     Child,
     Decision,
     Expectation,
-    assumed_compile_s,
-    expected_compile_s,
     expected_speedup,
     forecast,
     forgone_s,
@@ -225,21 +220,6 @@ def test_nothing_measured_yet_goes(remaining: int | None) -> None:
     assert "threshold=0" in decision.reason
 
 
-def test_the_cost_grows_with_each_region_and_with_the_optimizers_tensors() -> None:
-    assert expected_compile_s(()) == BASE_COMPILE_S
-    kinds = tuple(SECONDS_PER_REGION)
-    assert expected_compile_s(regions(*kinds)) == BASE_COMPILE_S + sum(SECONDS_PER_REGION.values())
-    one, two = expected_compile_s(regions("group")), expected_compile_s(regions("group", "group"))
-    assert two > one > BASE_COMPILE_S
-    assert expected_compile_s(regions("something new")) == expected_compile_s(regions("module"))
-    few, many = (expected_compile_s(regions("optimizer", tensors=n)) for n in (10, 110))
-    assert many - few == pytest.approx(100 * SECONDS_PER_TENSOR)
-
-
-def test_each_kind_of_region_has_a_price() -> None:
-    assert set(SECONDS_PER_REGION) == {"step", "group", "module", "function", "optimizer"}
-
-
 def test_numbers_read_well() -> None:
     reason = forecast(remaining_steps=1_234_567, step_s=1.23456e-3, expected=expect(12.345, SOME)).reason
     assert re.search(r"1,234,567 steps of 1\.23 ms", reason)
@@ -293,18 +273,3 @@ def test_a_measured_speed_up_is_called_so() -> None:
     expected = Expectation(compile_s=2.0, speedup=1.5, measured=True)
     decision = forecast(remaining_steps=1000, step_s=0.1, expected=expected)
     assert "at the measured speed-up of 1.50x" in decision.reason
-
-
-def test_compiles_before_say_how_fast_this_machine_is() -> None:
-    assumed = assumed_compile_s(regions("group"))
-    history = [(40.0, 20.0), (10.0, 5.0), (30.0, 300.0)]
-    assert expected_compile_s(regions("group"), history) == pytest.approx(0.5 * assumed)
-
-
-def test_only_recent_compiles_count() -> None:
-    history = [(10.0, 500.0)] * 40 + [(10.0, 5.0)] * 20
-    assert expected_compile_s((), history) == pytest.approx(0.5 * BASE_COMPILE_S)
-
-
-def test_a_compile_of_nothing_says_nothing() -> None:
-    assert expected_compile_s((), [(0.0, 3.0)]) == BASE_COMPILE_S

@@ -1,0 +1,57 @@
+"""The store while a Trainer runs."""
+
+from __future__ import annotations
+
+from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
+from lightning_hotcompile.store.store import Store, open_store
+from lightning_hotcompile.swap import inductor_paths
+
+
+class StoreInUse:
+    """The store while a Trainer runs, with the compiler's cache pointed at it. Copies have it closed.
+
+    Args:
+        setting: the option ``store``.
+        backend: the option ``backend``; only Inductor has a cache.
+    """
+
+    def __init__(self, setting: str | None, backend: object) -> None:
+        self._setting = setting
+        self._backend = backend
+        self._cache: CompilerCacheUse | None = None
+        self.store: Store | None = None
+
+    def begin(self) -> Store | None:
+        """Open it; a second call gives what is open. A folder that cannot be used means no memory."""
+        if self.store is None and self._setting is not None:
+            self.store = open_store(self._setting)
+        return self.store
+
+    def begin_compiling(self) -> None:
+        """Point the compiler at the cache; not before it is needed, since that imports the compiler."""
+        if self._cache is None and self.store is not None and self._backend == "inductor":
+            self._cache = self.store.use_compiler_cache().start()
+
+    def has_toolchain(self) -> bool:
+        """Whether the C++ compiler's toolchain was started where this Trainer would keep its code."""
+        if self._backend != "inductor":
+            return False
+        ours = self.store is not None and (
+            self._cache.active if self._cache is not None else inductor_paths.chosen_by_user() is None
+        )
+        if ours and self.store is not None:
+            return inductor_paths.holds_headers(self.store.compiler_cache_dir / inductor_paths.HEADERS)
+        return inductor_paths.holds_headers(inductor_paths.default_headers())
+
+    def end(self) -> None:
+        """Give the compiler back its own folder, and keep ours within bounds; a second call does nothing."""
+        cache, store = self._cache, self.store
+        self._cache = self.store = None
+        if cache is not None and store is not None:
+            was_active = cache.active
+            cache.stop()
+            if was_active:
+                store.bound()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_cache": None, "store": None}
