@@ -171,8 +171,10 @@ class Judge:
         """What the plan costs and gains, compiled in the way that it would be."""
         plan = self._flip.installation.plan
         found = self._assumed(plan, known, step_s)
-        if known is not None or track.phase is not Phase.OBSERVING or self._flip.in_place:
+        if track.phase is not Phase.OBSERVING or self._flip.in_place:
             return found  # compiled in the step itself
+        if self._memory.has_code_of(track.signature, plan.scope):
+            return found  # only loaded
         forgone, around = self._memory.forgone_s(track.signature), self._beside_a_child
         if around is None:
             return replace(found, forgone_s=forgone)

@@ -16,7 +16,6 @@ from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.store.profiles import Profile, utc_now
 from lightning_hotcompile.store.samples import CompileSample
 from lightning_hotcompile.store_in_use import StoreInUse
-from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.watch.signature import StepSignature
 
 
@@ -33,6 +32,7 @@ class Memory:
     def __init__(self, in_use: StoreInUse, plan: CompilePlan, config: HotCompileConfig, stage: str) -> None:
         self.begin_compiling = in_use.begin_compiling
         self.has_toolchain = in_use.has_toolchain
+        self._holds_graphs = in_use.holds_graphs
         store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
         self._store = store if config.cost_gate else None
         self._keeps_code = _keeps_code(config.backend)
@@ -68,8 +68,7 @@ class Memory:
         known = self.of(signature)
         if known is None or known.verdict == "bad" or scope not in (known.scope, *known.tried):
             return False
-        self.begin_compiling()
-        return inductor_paths.holds_graphs()
+        return self._keeps_code and self._holds_graphs()
 
     def eager_parts(self, signature: StepSignature, scope: str) -> tuple[str, ...]:
         """Parts of a plan of this scope without which an earlier run was faster."""
@@ -90,10 +89,12 @@ class Memory:
         assumed = expected_speedup(plan.regions, step_s, ops)
         if known is None:
             return Expectation(compile_s=cold_s, speedup=assumed)
-        warm_s, judged = known.warm_compile_s, known.verdict != "unknown" and known.speedup is not None
+        judged = known.verdict != "unknown" and known.speedup is not None
+        seconds = known.compile_s or cold_s
+        if self._keeps_code and self._holds_graphs():
+            seconds = WARM_SHARE * seconds if known.warm_compile_s is None else known.warm_compile_s
         return Expectation(
-            # The compiler's cache lies beside the profile: who finds one finds the other.
-            compile_s=WARM_SHARE * (known.compile_s or cold_s) if warm_s is None else warm_s,
+            compile_s=seconds,
             speedup=(known.speedup if judged else None) or assumed,
             measured=judged,
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
+from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.store import Store, open_store
 from lightning_hotcompile.swap import inductor_paths
 
@@ -19,12 +22,16 @@ class StoreInUse:
         self._setting = setting
         self._backend = backend
         self._cache: CompilerCacheUse | None = None
+        self._folders: dict[bool, Path | None] = {}
+        """The compiler's folder in the store, before and after the compiler was pointed at it."""
+
         self.store: Store | None = None
 
     def begin(self) -> Store | None:
         """Open it; a second call gives what is open. A folder that cannot be used means no memory."""
         if self.store is None and self._setting is not None:
             self.store = open_store(self._setting)
+            self._folders.clear()
         return self.store
 
     def begin_compiling(self) -> None:
@@ -36,17 +43,36 @@ class StoreInUse:
         """Whether the C++ compiler's toolchain was started where this Trainer would keep its code."""
         if self._backend != "inductor":
             return False
-        ours = self.store is not None and (
-            self._cache.active if self._cache is not None else inductor_paths.chosen_by_user() is None
+        ours = self._compilers_folder()
+        return inductor_paths.holds_headers(
+            ours / inductor_paths.HEADERS if ours is not None else inductor_paths.default_headers()
         )
-        if ours and self.store is not None:
-            return inductor_paths.holds_headers(self.store.compiler_cache_dir / inductor_paths.HEADERS)
-        return inductor_paths.holds_headers(inductor_paths.default_headers())
+
+    def holds_graphs(self) -> bool:
+        """Whether there is any compiled graph where this Trainer would keep its code."""
+        return inductor_paths.holds_graphs(self._compilers_folder() or inductor_paths.folder_in_use())
+
+    def _compilers_folder(self) -> Path | None:
+        """The compiler's folder in the store; ``None`` if it uses, or would use, another one."""
+        begun = self._cache is not None
+        if begun not in self._folders:  # it may be asked for before each step
+            self._folders[begun] = self._find_folder()
+        return self._folders[begun]
+
+    def _find_folder(self) -> Path | None:
+        if self.store is None:
+            return None
+        ours = self._cache.active if self._cache is not None else inductor_paths.chosen_by_user() is None
+        try:
+            return self.store.compiler_cache_dir if ours else None
+        except StoreError:
+            return None
 
     def end(self) -> None:
         """Give the compiler back its own folder, and keep ours within bounds; a second call does nothing."""
         cache, store = self._cache, self.store
         self._cache = self.store = None
+        self._folders.clear()
         if cache is not None and store is not None:
             was_active = cache.active
             cache.stop()
@@ -54,4 +80,4 @@ class StoreInUse:
                 store.bound()
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_cache": None, "store": None}
+        return {**self.__dict__, "_cache": None, "store": None, "_folders": {}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from lightning_hotcompile import HotCompile, HotCompileConfig, ahead, judge, memory, plan_compile
 from lightning_hotcompile.plan import compile_cost, forecast
 from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.store_in_use import StoreInUse
@@ -20,6 +22,7 @@ from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.prewarm import choice
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
+from tests.store import examples
 
 READ_SAMPLES = Store.compile_samples
 KEEPS_CODE = memory._keeps_code
@@ -65,8 +68,6 @@ def test_a_plan_that_was_good_flips_at_once_in_the_next_run(
 
 def _forget_costs(folder: Path) -> None:
     """So that the forecast of the second run is about the verdict and not about these seconds."""
-    from dataclasses import replace
-
     for path in Store(folder)._records.profiles():
         known = Profile.from_bytes(path.read_bytes())
         cheap = replace(
@@ -91,11 +92,12 @@ def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
     asked: list[str] = []
     monkeypatch.setattr(judge, "why_not", lambda *_: None)
     monkeypatch.setattr(ahead, "PrewarmRun", NoChild)
-    monkeypatch.setattr(inductor_paths, "holds_graphs", lambda: asked.append("graphs") or is_there)
+    monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
+    monkeypatch.setattr(StoreInUse, "holds_graphs", lambda self: asked.append("graphs") or is_there)
     again = learning(tmp_path / "s", scope="step")
     with nullcontext() if is_there else pytest.raises(AssertionError, match="a child process was started"):
         fit(seeded(Net), [again], max_epochs=6)
-    assert asked == ["graphs"]
+    assert asked
     assert flipped_at(again) == (1 if is_there else None)
 
 
@@ -250,6 +252,37 @@ def test_what_a_child_process_took_is_the_next_forecast_of_one(
     learned = opened()
     assert [learned.child_s(plan, crowding) for crowding in (1.25, 1.0)] == pytest.approx([5.0, 4.0])
     assert learned.expectation(plan, None, 0.01).compile_s == pytest.approx(assumed), "with all cores"
+
+
+@pytest.mark.parametrize(("warm_s", "expected"), [(None, forecast.WARM_SHARE * 20.5), (3.0, 3.0)])
+def test_a_known_plan_is_only_loaded_where_the_cache_is_not_empty(
+    tmp_path: Path, warm_s: float | None, expected: float
+) -> None:
+    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+    in_use = StoreInUse(str(tmp_path), "inductor")
+    in_use.begin()
+    known = replace(examples.profile(), warm_compile_s=warm_s)
+    assert memory.Memory(in_use, plan, config, "train").expectation(plan, known, 0.01).compile_s == 20.5
+    (Store(tmp_path).compiler_cache_dir / inductor_paths.GRAPHS / "ab" / "abcdef").mkdir(parents=True)
+    warm = memory.Memory(in_use, plan, config, "train").expectation(plan, known, 0.01)
+    assert warm.compile_s == pytest.approx(expected)
+    other = HotCompileConfig(backend="aot_eager")
+    again = memory.Memory(StoreInUse(str(tmp_path), "aot_eager"), plan, other, "train")
+    assert again.expectation(plan, known, 0.01).compile_s == 20.5, "which keeps nothing"
+
+
+def test_a_compilers_folder_that_cannot_be_made_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor_paths, "default_folder", lambda: str(tmp_path / "torchs"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    in_use = StoreInUse(str(tmp_path / "s"), "inductor")
+    store = in_use.begin()
+    assert store is not None
+    (tmp_path / "s" / "compiler").write_text("in the way")
+    with pytest.raises(StoreError):
+        _ = store.compiler_cache_dir
+    assert (in_use.has_toolchain(), in_use.holds_graphs()) == (False, False)
 
 
 class TestToolchain:

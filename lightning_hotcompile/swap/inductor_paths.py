@@ -39,10 +39,10 @@ def folder_in_use() -> str:
     return os.environ.get(FOLDER) or default_folder()
 
 
-def holds_graphs() -> bool:
-    """Whether there is any compiled graph in that folder."""
+def holds_graphs(folder: str | Path) -> bool:
+    """Whether there is any compiled graph in the compiler's folder."""
     with contextlib.suppress(OSError):
-        return any(Path(folder_in_use(), GRAPHS).glob("*/*"))  # an emptied cache still has its folders
+        return any(Path(folder, GRAPHS).glob("*/*"))  # an emptied cache still has its folders
     return False
 
 
@@ -54,7 +54,9 @@ def headers_in_use() -> str | None:
 
 def holds_headers(folder: str | Path | None) -> bool:
     """Whether a header was precompiled in that folder: the toolchain's own start is then over for good."""
-    return folder is not None and any(Path(folder).glob("*.[gp]ch"))
+    with contextlib.suppress(OSError):
+        return folder is not None and any(Path(folder).glob("*.[gp]ch"))
+    return False
 
 
 def default_headers() -> str:

@@ -19,10 +19,10 @@ def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_graph_is_found_where_torch_keeps_it(graphs: Path) -> None:
     (graphs / "ab" / "abcdef").mkdir(parents=True)
-    assert inductor_paths.holds_graphs()
+    assert inductor_paths.holds_graphs(inductor_paths.folder_in_use())
 
 
 def test_no_folder_and_one_that_was_emptied_hold_none(graphs: Path) -> None:
-    assert not inductor_paths.holds_graphs()
+    assert not inductor_paths.holds_graphs(inductor_paths.folder_in_use())
     (graphs / "ab").mkdir(parents=True)
-    assert not inductor_paths.holds_graphs()
+    assert not inductor_paths.holds_graphs(inductor_paths.folder_in_use())

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch._inductor.codecache as codecache
 import torch._inductor.cpp_builder as cpp_builder
 from torch._inductor.cpp_builder import CppBuilder
 
@@ -85,6 +86,13 @@ def test_this_torch_has_what_is_replaced(tmp_path: Path) -> None:
     library = builder(tmp_path)
     assert library._output.endswith(f" {library._target_file}")
     assert library._use_relative_path is False
+
+
+def test_torch_takes_whatever_lies_there_for_whole(tmp_path: Path) -> None:
+    library = builder(tmp_path)
+    (tmp_path / "lib.so").write_bytes(b"half")
+    codecache._worker_compile_cpp(str(tmp_path / "lock"), (library,))
+    assert (tmp_path / "lib.so").read_bytes() == b"half", "else there is nothing to keep from it"
 
 
 @pytest.mark.parametrize("left", [0, 16, 64, 0.5, 0.99])
