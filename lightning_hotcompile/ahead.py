@@ -32,6 +32,9 @@ class Ahead:
         self._config = config
         self._limit_s = limit_s
         self.prewarm: PrewarmRun | None = None
+        self.had_toolchain = False
+        """Whether the compiler's toolchain had been started before the child process."""
+
         self.crowding = 1.0
         """Time of the child process beside this training / time of a compile that has all cores."""
 

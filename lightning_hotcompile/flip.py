@@ -69,8 +69,8 @@ class Flip:
         self._new_installation = functools.partial(Installation, plan, module, config, trainer.optimizers)
         self.installation = self._new_installation()
         self.ahead = Ahead(trainer, module, config, child_limit_s)
-        self.had_toolchain = False
-        """Whether the compiler's toolchain had been started on this machine before this plan was compiled."""
+        self.had_toolchain: bool | None = None
+        """Whether the compiler's toolchain was there before the step compiled; None if it never did."""
         self.advice: list[str] = []
         """Sentences about what the user could change."""
 
@@ -99,16 +99,16 @@ class Flip:
         start = self._now()
         captures = self._inputs.captures if self._inputs is not None else {}
         self._inputs = None
-        self._look_for_toolchain()
+        self.ahead.had_toolchain = self._has_toolchain()
         trace = self._new_installation()
         trace.gate.dynamic_dims = self._captured if captures else self.batch.dims
         self.ahead.begin_prewarm(trace, captures)
         self._ledger.install_s += self._now() - start
 
-    def _look_for_toolchain(self) -> None:
-        """Before the first compile; the compiler uses its lasting folder by now."""
-        if self.ahead.prewarm is None and self._config.backend == "inductor":
-            self.had_toolchain = inductor_paths.holds_headers(inductor_paths.headers_in_use())
+    def _has_toolchain(self) -> bool:
+        """Asked before a compile; the compiler uses its lasting folder by then."""
+        inductor = self._config.backend == "inductor"
+        return inductor and inductor_paths.holds_headers(inductor_paths.headers_in_use())
 
     def install(self, eager_parts: Sequence[str] = ()) -> None:
         """Put the plan in place and warm up what was captured; parts of it may be known to be no gain."""
@@ -117,7 +117,8 @@ class Flip:
         for part in eager_parts:
             self.take_back(part, "an earlier run was faster without it")
         start = self._now()
-        self._look_for_toolchain()
+        if self.had_toolchain is None:
+            self.had_toolchain = self._has_toolchain()
         self._peak_at_flip = allocated_peak_mb()
         captures: dict[str, Capture] = self._inputs.captures if self._inputs is not None else {}
         self._inputs = None

@@ -83,7 +83,7 @@ class Judge:
     def facts(self, track: Track) -> Facts:
         """What the machine has to know about this signature now."""
         known = self._memory.of(track.signature)
-        hot = track.hot or self._config.threshold == 0 or _is_known(known, track)
+        hot = track.hot or self._config.threshold == 0 or self._is_known(known, track)
         undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
         hot = hot and not (undecided and self._flip.batch.is_one_to_wait_after())
         look, pairs = self._is_time_to_look(track), track.interleaved
@@ -108,6 +108,15 @@ class Judge:
             min_speedup=self._config.min_speedup,
             max_flips=self._config.max_flips,
         )
+
+    def _is_known(self, known: Profile | None, track: Track) -> bool:
+        """Whether an earlier run has decided: compile after the first step, which builds what is built once.
+
+        Not if its code is gone: a whole compile is weighed when it is known what a step takes.
+        """
+        if known is None or known.verdict == "bad":
+            return known is not None
+        return known.verdict == "good" and track.steps > 0 and not self._memory.has_lost_code
 
     def _prewarm(self, track: Track) -> str:
         if track.phase not in (Phase.OBSERVING, Phase.PREWARMING) or self._flip.in_place:
@@ -257,10 +266,3 @@ class Judge:
             spent_s=self._ledger.spent_s,
             or_inline=self._config.prewarm is not True,
         )
-
-
-def _is_known(known: Profile | None, track: Track) -> bool:
-    """Whether an earlier run has decided: compile after the first step, which builds what is built once."""
-    if known is None:
-        return False
-    return known.verdict == "bad" or (known.verdict == "good" and track.steps > 0)

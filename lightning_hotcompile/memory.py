@@ -64,11 +64,19 @@ class Memory:
         return self._known[signature]
 
     def has_code_of(self, signature: StepSignature, scope: str) -> bool:
-        """Whether an earlier run has compiled this scope for this signature, and the cache is not empty."""
+        """Whether an earlier run has compiled this scope for this signature, and there is any compiled code.
+
+        The compiler's folder is not searched for that of this plan.
+        """
         known = self.of(signature)
         if known is None or known.verdict == "bad" or scope not in (known.scope, *known.tried):
             return False
         return self._keeps_code and self._holds_graphs()
+
+    @property
+    def has_lost_code(self) -> bool:
+        """Whether what earlier runs have compiled is gone: a known plan costs a compile."""
+        return self._keeps_code and not self._holds_graphs()
 
     def eager_parts(self, signature: StepSignature, scope: str) -> tuple[str, ...]:
         """Parts of a plan of this scope without which an earlier run was faster."""
@@ -177,7 +185,9 @@ class Memory:
 
     def _learn_forgone(self, signature: StepSignature, report: Report, seconds: float | None) -> None:
         """With 0 seconds counting begins anew: else each run after this one would compile in vain as well."""
-        if self._store is None or not self._keeps_code or self.of(signature) is not None:
+        if self._store is None or not self._keeps_code:
+            return
+        if self.of(signature) is not None and self._holds_graphs():
             return
         if seconds is not None and (seconds > 0 or self.forgone_s(signature) > 0):
             profile = self._profile(signature, report, "declined")

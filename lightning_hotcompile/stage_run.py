@@ -175,7 +175,7 @@ class StageRun:
                 compile_s=installed.timer.seconds,
                 warm=installed.was_warm,
                 forgone_s=session.judge.forgone_s(track),
-                had_toolchain=session.flip.had_toolchain,
+                had_toolchain=bool(session.flip.had_toolchain),
             )
             ahead = session.flip.ahead
             if ahead.prewarm is not None and ahead.prewarm.took_s is not None:
@@ -183,7 +183,7 @@ class StageRun:
                     session.plan,
                     ahead.prewarm.took_s,
                     ahead.crowding,
-                    had_toolchain=session.flip.had_toolchain,
+                    had_toolchain=ahead.had_toolchain,
                 )
         if session.steps:
             self._log_receipt(report)

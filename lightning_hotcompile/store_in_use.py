@@ -22,6 +22,7 @@ class StoreInUse:
         self._setting = setting
         self._backend = backend
         self._cache: CompilerCacheUse | None = None
+        self._found_graphs = False
         self._folders: dict[bool, Path | None] = {}
         """The compiler's folder in the store, before and after the compiler was pointed at it."""
 
@@ -50,7 +51,10 @@ class StoreInUse:
 
     def holds_graphs(self) -> bool:
         """Whether there is any compiled graph where this Trainer would keep its code."""
-        return inductor_paths.holds_graphs(self._compilers_folder() or inductor_paths.folder_in_use())
+        if not self._found_graphs:  # remembered: it may be asked before each step
+            folder = self._compilers_folder() or inductor_paths.folder_in_use()
+            self._found_graphs = inductor_paths.holds_graphs(folder)
+        return self._found_graphs
 
     def _compilers_folder(self) -> Path | None:
         """The compiler's folder in the store; ``None`` if it uses, or would use, another one."""
@@ -73,6 +77,7 @@ class StoreInUse:
         cache, store = self._cache, self.store
         self._cache = self.store = None
         self._folders.clear()
+        self._found_graphs = False
         if cache is not None and store is not None:
             was_active = cache.active
             cache.stop()
@@ -80,4 +85,4 @@ class StoreInUse:
                 store.bound()
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_cache": None, "store": None, "_folders": {}}
+        return {**self.__dict__, "_cache": None, "store": None, "_folders": {}, "_found_graphs": False}

@@ -254,10 +254,48 @@ def test_what_a_child_process_took_is_the_next_forecast_of_one(
     assert learned.expectation(plan, None, 0.01).compile_s == pytest.approx(assumed), "with all cores"
 
 
+@pytest.mark.parametrize(("is_there", "step"), [(True, 1), (False, 5)])
+def test_a_plan_that_was_good_waits_for_a_hot_step_if_its_code_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool, step: int
+) -> None:
+    monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
+    fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=6)
+    _forget_costs(tmp_path / "s")
+    monkeypatch.setattr(StoreInUse, "holds_graphs", lambda self: is_there)
+    again = learning(tmp_path / "s", scope="step")
+    fit(seeded(Net), [again], max_epochs=6)
+    assert flipped_at(again) == step
+
+
+def test_what_runs_forgo_is_counted_for_a_plan_whose_code_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
+    monkeypatch.setattr(memory, "expected_speedup", lambda *_: 2.0)
+    monkeypatch.setattr(StoreInUse, "holds_graphs", lambda self: False)
+    fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=6)
+    first = the_profile(tmp_path / "s")
+    assert first is not None
+    Store(tmp_path / "s").remember(
+        replace(first, compile_s=1e4, speedup=2.0, speedup_low=1.9, speedup_high=2.1)
+    )
+    forgone = []
+    for _ in range(2):
+        run = learning(tmp_path / "s", scope="step", cost_gate=True)
+        fit(seeded(Net), [run], max_epochs=6)
+        assert run.report.phase == "declined"
+        known = the_profile(tmp_path / "s")
+        assert known is not None
+        assert (known.verdict, known.compile_s) == (first.verdict, 1e4)
+        forgone.append(known.forgone_s or 0.0)
+    assert 0 < forgone[0] < forgone[1]
+
+
 @pytest.mark.parametrize(("warm_s", "expected"), [(None, forecast.WARM_SHARE * 20.5), (3.0, 3.0)])
 def test_a_known_plan_is_only_loaded_where_the_cache_is_not_empty(
-    tmp_path: Path, warm_s: float | None, expected: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_s: float | None, expected: float
 ) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
     in_use = StoreInUse(str(tmp_path), "inductor")
     in_use.begin()

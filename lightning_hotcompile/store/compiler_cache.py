@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from lightning_hotcompile.swap import inductor_paths
-from lightning_hotcompile.swap.whole_files import is_cut_short
+from lightning_hotcompile.swap.whole_files import UNFINISHED, WholeFiles, is_cut_short
 
 LEAST_FREE_BYTES = 1 << 30
 _MOST_ARMED = 50_000
@@ -50,6 +50,7 @@ class CompilerCacheUse:
         self._now = now
         self._undo: Callable[[], None] | None = None
         self._mark: FileLock | None = None
+        self._whole_files = WholeFiles()
         self.reason = reason
 
     @property
@@ -68,6 +69,7 @@ class CompilerCacheUse:
                 alone = len(running_since(self._users, self._now())) == 1
                 _arm(self._folder, self._now(), alone=alone)
                 self._undo = inductor_paths.point_at(self._folder)
+                self._whole_files.__enter__()
         except (OSError, NotImplementedError, ImportError) as error:
             self.reason = f"the compiler's cache folder cannot be used: {error}"
             self._unmark()
@@ -78,6 +80,7 @@ class CompilerCacheUse:
         if self._undo is not None:
             self._undo()
             self._undo = None
+        self._whole_files.__exit__()
         self._unmark()
 
     def _unmark(self) -> None:
@@ -169,12 +172,17 @@ def _arm(folder: Path, now: float, *, alone: bool) -> None:
     for file in itertools.islice(files, _MOST_ARMED):
         with contextlib.suppress(OSError):
             status = file.lstat()
-            if file.suffix == ".so" and _is_over(status.st_mtime, now, alone) and is_cut_short(file):
-                file.unlink()  # torch asks only whether it is there, and could never load it
+            if _is_over(status.st_mtime, now, alone) and _is_half(file):
+                file.unlink()
             elif inductor_paths.HEADERS in file.parts:
                 os.utime(file, follow_symlinks=False)
             else:
                 os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+
+
+def _is_half(file: Path) -> bool:
+    """Of half a library torch asks only whether it is there, and could never load it."""
+    return file.suffix == UNFINISHED or (file.suffix == ".so" and is_cut_short(file))
 
 
 def _is_over(written: float, now: float, alone: bool) -> bool:

@@ -15,6 +15,7 @@ from typing import IO
 
 from lightning_hotcompile.store.archive import MANIFEST, Content, Manifest, is_known_name, sha256_of
 from lightning_hotcompile.store.folder import open_regular
+from lightning_hotcompile.swap.whole_files import UNFINISHED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def _write(
     with tarfile.open(fileobj=file, mode="w:gz" if compressed else "w", format=tarfile.PAX_FORMAT) as tar:
         for source in sources:
             name = source.relative_to(root).as_posix()
-            if is_known_name(name):
+            if is_known_name(name) and not name.endswith(UNFINISHED):
                 with contextlib.suppress(FileNotFoundError), open_regular(source) as content:
                     written[name] = _add(tar, name, content)
         data = replace(manifest, files=written).to_bytes()

@@ -91,8 +91,9 @@ class Profile:
         compiled_s: seconds of a compiled step.
         compile_s: seconds of compiling with an empty compiler cache.
         warm_compile_s: seconds of compiling with a full one.
-        forgone_s: seconds that compiled code would have saved in runs that declined; of ``declined`` only. 0
-            says that a run has compiled in vain, and that those before it do not count any longer.
+        forgone_s: seconds that compiled code would have saved in runs that declined; of ``declined``
+            only, or of a plan whose code is gone. 0 says that a run has
+            compiled in vain, and that those before it do not count any longer.
         when: UTC in ISO 8601, see :func:`utc_now`.
         runs: runs that this profile stands for.
 
@@ -198,7 +199,7 @@ def merged(one: Profile, other: Profile, *, now: str, adds: bool = True) -> Prof
     for name in _COSTS:
         known = getattr(newer, name)
         fields[name] = getattr(older, name) if known is None else known
-    fields["forgone_s"] = _forgone_s(older, newer, adds) if judge.verdict == "declined" else None
+    fields["forgone_s"] = _forgone_s(older, newer, adds) if newer.verdict == "declined" else None
     runs = min(one.runs + other.runs, 1_000_000_000)
     return dataclasses.replace(newer, **fields, runs=runs)
 

@@ -7,21 +7,25 @@ run, half a precompiled header makes each later compile two to four times as lon
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+UNFINISHED = ".part"
 
 _ELF_HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")  # of 64 bits, little-endian
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
 
 class WholeFiles:
-    """While it is entered, each build of this process writes to ``NAME.part``, which then becomes ``NAME``.
+    """While it is entered, each build of this process writes to a file that is renamed when it is whole.
 
-    Torch holds a lock for each name, so that a ``.part`` of an earlier build is written over. Nothing happens
-    where this torch does it in another way.
+    That file ends with ``.part`` and is this thread's own: torch's locks do not cover every file, and a
+    compiler may outlive the process that held one. Nothing happens where this torch does it in another way.
     """
 
     def __init__(self) -> None:
@@ -48,13 +52,15 @@ def _replace(builder: Any) -> Callable[[], None]:
         if not target or not output.endswith(f" {target}") or getattr(self, "_use_relative_path", False):
             before(self)
             return
-        part = f"{target}.part"
+        part = f"{target}.{os.getpid()}-{threading.get_ident()}{UNFINISHED}"
         self._target_file, self._output = part, f"{output.removesuffix(target)}{part}"
         try:
             before(self)
+            os.replace(part, target)
         finally:
             self._target_file, self._output = target, output
-        os.replace(part, target)
+            with contextlib.suppress(OSError):
+                os.unlink(part)
 
     def undo() -> None:
         if builder.build is build:

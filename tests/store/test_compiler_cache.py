@@ -102,11 +102,11 @@ class TestOn:
 
     def test_the_next_use_of_a_file_will_be_seen(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)
-        files = [store.compiler_cache_dir / "ab" / "ca.py"]
+        files = [store.compiler_cache_dir / "ab" / "ca.so"]
         files.append(store.compiler_cache_dir / "precompiled_headers" / "h.h.gch")
         for file in files:
             file.parent.mkdir()
-            file.write_bytes(b"x")
+            file.write_bytes(Path(torch._C.__file__).read_bytes())  # a whole library is looked into
             os.utime(file, (100, 50))
         with store.use_compiler_cache():
             kernel, header = (f.stat() for f in files)
@@ -210,14 +210,19 @@ class TestHalfALibrary:
         whole.write_bytes(Path(torch._C.__file__).read_bytes())
         half.write_bytes(whole.read_bytes()[:100])
         source.write_text("int main() {}")
-        for file in (half, whole, source):
+        unfinished = half.with_name("half.so.12-34.part")
+        unfinished.write_bytes(b"")
+        for file in (whole, source):
+            os.utime(file, (NOW - 1000, NOW - 1000))
+        for file in (half, unfinished):
             os.utime(file, (NOW, NOW))
         with contextlib.ExitStack() as stack:
             if others:
                 stack.enter_context(store_in(tmp_path).use_compiler_cache())
                 os.environ.pop(FOLDER)  # that process has pointed itself there, not this one
-            os.utime(half, (NOW - age, NOW - age))
+            for file in (half, unfinished):
+                os.utime(file, (NOW - age, NOW - age))
             stack.enter_context(store.use_compiler_cache())
-            assert half.exists() is stays
+            assert [half.exists(), unfinished.exists()] == [stays, stays]
         assert whole.exists()
         assert source.exists()

@@ -205,7 +205,7 @@ class TestMerged:
     def test_a_run_that_compiled_nothing_replaces_none_that_did(self) -> None:
         for known in (profile(), unmeasured(compile_s=9.0)):
             result = merged(known, unmeasured(verdict="declined", forgone_s=3.0, when=LATER), now=LATER)
-            assert (result.verdict, result.speedup, result.forgone_s) == (known.verdict, known.speedup, None)
+            assert (result.verdict, result.speedup, result.forgone_s) == (known.verdict, known.speedup, 3.0)
             assert result.compile_s == known.compile_s
 
     def test_a_clock_that_was_wrong_does_not_win_for_ever(self) -> None:

@@ -59,7 +59,7 @@ def test_a_build_that_breaks_off_leaves_no_file_of_that_name(
             with pytest.raises(KeyboardInterrupt):
                 library.build()
         assert not (tmp_path / "lib.so").exists()
-        library.build()  # the half one is written over
+        library.build()
     assert sorted(p.name for p in tmp_path.glob("lib.so*")) == ["lib.so"]
 
 
