@@ -91,9 +91,9 @@ class Profile:
         compiled_s: seconds of a compiled step.
         compile_s: seconds of compiling with an empty compiler cache.
         warm_compile_s: seconds of compiling with a full one.
-        forgone_s: seconds that compiled code would have saved in runs that declined; of ``declined``
-            only, or of a plan whose code is gone. 0 says that a run has
-            compiled in vain, and that those before it do not count any longer.
+        forgone_s: seconds that compiled code would have saved in runs that declined; of ``declined`` only,
+            or of a plan whose code is gone. 0 says that a run has compiled in vain, and that those before
+            it do not count any longer.
         when: UTC in ISO 8601, see :func:`utc_now`.
         runs: runs that this profile stands for.
 

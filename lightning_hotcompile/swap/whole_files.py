@@ -72,7 +72,9 @@ def _replace(builder: Any) -> Callable[[], None]:
 
 
 def is_cut_short(library: Path) -> bool:
-    """Whether a shared library is shorter than its own header says; ``False`` for kinds that are not ELF.
+    """Whether a shared library has no header yet or is shorter than it says.
+
+    Other kinds than ELF of 64 bits have to be empty, or nearly so, to count.
 
     Raises:
         OSError: it cannot be read.
