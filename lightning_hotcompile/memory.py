@@ -63,13 +63,13 @@ class Memory:
             self._known[signature] = self._store.find(key)
         return self._known[signature]
 
-    def has_code_of(self, signature: StepSignature, scope: str) -> bool:
-        """Whether an earlier run has compiled this scope for this signature, and there is any compiled code.
+    def has_code_of(self, signature: StepSignature, plan: str) -> bool:
+        """Whether an earlier run has compiled this plan for this signature, and there is any compiled code.
 
         The compiler's folder is not searched for that of this plan.
         """
         known = self.of(signature)
-        if known is None or known.verdict == "bad" or scope not in (known.scope, *known.tried):
+        if known is None or known.verdict == "bad" or plan not in (known.scope, *known.tried):
             return False
         return self._keeps_code and self._holds_graphs()
 
@@ -78,10 +78,10 @@ class Memory:
         """Whether what earlier runs have compiled is gone: a known plan costs a compile."""
         return self._keeps_code and not self._holds_graphs()
 
-    def eager_parts(self, signature: StepSignature, scope: str) -> tuple[str, ...]:
-        """Parts of a plan of this scope without which an earlier run was faster."""
+    def eager_parts(self, signature: StepSignature, plan: str) -> tuple[str, ...]:
+        """Parts of the plan of this name without which an earlier run was faster."""
         known = self.of(signature)
-        good = known is not None and known.verdict == "good" and known.scope == scope
+        good = known is not None and known.verdict == "good" and known.scope == plan
         return known.eager_parts if good and known is not None else ()
 
     def expectation(
@@ -93,7 +93,8 @@ class Memory:
     ) -> Expectation:
         """Cost and gain of compiling a plan: as measured before, else as assumed for a step like this."""
         toolchain = self.has_toolchain()
-        cold_s = expected_compile_s(plan.regions, self._history(by_child=False), has_toolchain=toolchain)
+        history = self._history(by_child=False)
+        cold_s = expected_compile_s(plan.regions, history, has_toolchain=toolchain, mode=plan.mode, ops=ops)
         assumed = expected_speedup(plan.regions, step_s, ops)
         if known is None:
             return Expectation(compile_s=cold_s, speedup=assumed)
@@ -107,15 +108,19 @@ class Memory:
             measured=judged,
         )
 
-    def child_s(self, plan: CompilePlan, crowding: float) -> float:
+    def child_s(self, plan: CompilePlan, crowding: float, ops: OpStatistics | None = None) -> float:
         """Seconds that a child process is expected to take for a plan.
 
         Args:
             plan: with an empty compiler cache.
             crowding: time of a child beside this training / time of a compile that has all cores.
+            ops: of the step, ``None`` if they were not recorded.
         """
-        history = self._history(by_child=True) or self._history(by_child=False)
-        return crowding * expected_compile_s(plan.regions, history, has_toolchain=self.has_toolchain())
+        history, toolchain = (
+            self._history(by_child=True) or self._history(by_child=False),
+            self.has_toolchain(),
+        )
+        return crowding * expected_compile_s(plan.regions, history, has_toolchain=toolchain, ops=ops)
 
     def learn(
         self,
@@ -126,6 +131,7 @@ class Memory:
         compile_s: float,
         warm: bool,
         had_toolchain: bool = False,
+        ops: OpStatistics | None = None,
         forgone_s: float | None = None,
     ) -> None:
         """Keep the verdict of a run that has ended, and what its compiling cost.
@@ -137,6 +143,7 @@ class Memory:
             compile_s: seconds of compiling this plan alone.
             warm: whether the compiler found all of it in its cache.
             had_toolchain: whether the compiler's toolchain had been started before.
+            ops: of the step, ``None`` if they were not recorded.
             forgone_s: seconds that compiled code would have saved in a run that declined; 0 of one that has
                 begun to compile and has no verdict, ``None`` if compiling was not weighed.
         """
@@ -152,14 +159,20 @@ class Memory:
         )
         self._store.remember(learned)
         if compile_s > 0:
-            assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain)
+            assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain, mode=plan.mode, ops=ops)
             self._add_sample(plan, compile_s, assumed, warm=warm)
 
     def learn_child(
-        self, plan: CompilePlan, seconds: float, crowding: float, *, had_toolchain: bool = False
+        self,
+        plan: CompilePlan,
+        seconds: float,
+        crowding: float,
+        *,
+        had_toolchain: bool = False,
+        ops: OpStatistics | None = None,
     ) -> None:
-        """Keep what a child process took to compile a plan; for ``crowding`` see :meth:`child_s`."""
-        assumed = crowding * assumed_compile_s(plan.regions, has_toolchain=had_toolchain)
+        """Keep what a child process took to compile a plan; see :meth:`child_s` and :meth:`learn`."""
+        assumed = crowding * assumed_compile_s(plan.regions, has_toolchain=had_toolchain, ops=ops)
         self._add_sample(plan, seconds, assumed, by_child=True)
 
     def _add_sample(

@@ -140,7 +140,7 @@ class Moves:
         if track.phase is Phase.FLIPPING and before.phase is not Phase.FLIPPING:
             track.began_flip()
             self._ledger.pairs = track.pairs
-            self._story.planned(self._plan.scope, self._plan.reason, len(self._plan.regions), str(self._plan))
+            self._story.planned(self._plan.name, self._plan.reason, len(self._plan.regions), str(self._plan))
         self._learn_from(track, before, transition.action, facts)
         if track.phase is not before.phase:
             track.began_comparing()
@@ -168,7 +168,7 @@ class Moves:
         elif action is Action.PREWARM:
             self._flip.begin_prewarm()
         elif action is Action.INSTALL:
-            self._flip.install(self._memory.eager_parts(track.signature, self._plan.scope))
+            self._flip.install(self._memory.eager_parts(track.signature, self._plan.name))
         elif action is Action.DROP_PART and before.trying is not None:
             self._flip.take_back(before.trying, track.state.reason)
         elif action is Action.TAKE_OUT:

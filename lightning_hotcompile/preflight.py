@@ -85,7 +85,10 @@ def plan_for(
 def other_plans(
     trainer: Trainer, module: LightningModule, config: HotCompileConfig, plan: CompilePlan
 ) -> list[CompilePlan]:
-    """Plans that can be tried after the one by rule; on one rank only, with the optimizers compiled."""
+    """Plans that can be tried, the one by rule first, then the most promising ones; on one rank only.
+
+    Other scopes have the optimizers compiled; then come other modes, of each scope.
+    """
     if config.scope != "auto" or config.targets or trainer.world_size > 1:
         return []
     wanted = config.compile_optimizer if config.compile_optimizer != "auto" else True
@@ -93,7 +96,20 @@ def other_plans(
         plan_for(trainer, module, replace(config, scope=scope, compile_optimizer=wanted))
         for scope in other_scopes(module, plan)
     ]
-    return [other for other in found if not other.is_empty]
+    scopes = [other for other in found if not other.is_empty]
+    modes = other_modes(config, trainer_facts.device_type(module))
+    return [plan, *scopes, *(replace(each, mode=mode) for mode in modes for each in (plan, *scopes))]
+
+
+def other_modes(config: HotCompileConfig, device_type: str) -> tuple[str, ...]:
+    """Inductor's modes that can be tried beside its usual one; none if a mode or options were asked for.
+
+    On a GPU only, where Inductor has several kernels to choose from. None with CUDA graphs: a replay
+    overwrites what the one before has returned, and no trial can show that a loss or a gradient is not
+    looked at later.
+    """
+    asked_for = config.mode is not None or config.options or config.backend != "inductor"
+    return () if asked_for or device_type != "cuda" else ("max-autotune-no-cudagraphs",)
 
 
 def _compile_optimizer(trainer: Trainer, config: HotCompileConfig) -> bool | str:

@@ -30,7 +30,7 @@ def empty_report(
     return Report(
         phase=phase,
         reason=reason,
-        scope=plan.scope if plan else "",
+        scope=plan.name if plan else "",
         plan=str(plan) if plan else "",
         plan_digest=plan.digest if plan else "",
         decision="",
@@ -48,15 +48,16 @@ def empty_report(
 def build_report(session: Session, events: Sequence[Event], notes: Sequence[str] = ()) -> Report:
     """What is known now; it can be asked for at any time."""
     ledger, installation, state = session.ledger, session.flip.installation, session.main_state
+    decision = session.rounds.now.judge.decision
     proofs = session.flip.proofs() if session.ever_flipped else []
     graphs = installation.witness.graphs
     return Report(
         phase=str(state.phase),
         reason=state.reason,
-        scope=session.plan.scope,
+        scope=session.plan.name,
         plan=str(session.plan),
         plan_digest=session.plan.digest,
-        decision=session.judge.decision.reason if session.judge.decision else "",
+        decision=decision.reason if decision else "",
         steps=session.steps,
         compile_s=session.rounds.compile_s,
         stall_s=ledger.stall_s,
@@ -191,7 +192,7 @@ def _notes_of(session: Session) -> Iterator[str]:
         )
     if len(session.rounds.tried) > 1:
         results = ", ".join(f"{scope} {speedup:.2f}x" for scope, speedup in session.rounds.tried.items())
-        yield f"scopes that were tried: {results}; {session.plan.scope} is in use"
+        yield f"scopes that were tried: {results}; {session.plan.name} is in use"
     yield from session.flip.advice
     yield from session.flip.ahead.in_words()
     if graph is not None:

@@ -15,6 +15,7 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.weighing import Weighing
 
 CLEARLY_BETTER = 1.01
 """A later plan has to be so much faster than the best one before it; equal ones are not exchanged."""
@@ -26,6 +27,7 @@ class Round:
 
     plan: CompilePlan
     flip: Flip
+    weighing: Weighing
     judge: Judge
     moves: Moves
 
@@ -51,7 +53,8 @@ class Rounds:
     Args:
         first: the plan by rule.
         make: a round for a plan; with a decision it is not asked whether it pays.
-        others: the plans that can be tried after the first one; asked for when they are needed.
+        others: the plans that can be tried, the first one too; asked for when they are needed.
+        may_spare: whether the optimizers may stay eager where their compile would not pay.
         memory: knows what an earlier run has chosen and tried.
         ledger: told whose pairs count.
         story: told of each plan that is kept or left.
@@ -65,8 +68,11 @@ class Rounds:
         memory: Memory,
         ledger: Ledger,
         story: Story,
+        *,
+        may_spare: bool = False,
     ) -> None:
         self.now = make(first, None)
+        self._lean = first.without_optimizers() if may_spare else None
         self._make = make
         self._others = others
         self._memory = memory
@@ -78,7 +84,7 @@ class Rounds:
 
         self._flips = [self.now.flip]
         self.tried: dict[str, float] = {}
-        """Speed-up of each scope that was measured, in order; 1 for one that was taken back."""
+        """Speed-up of each plan that was measured, by name and in order; 1 for one that was taken back."""
 
     def close(self) -> None:
         """Change everything back; a round that has not ended leaves the word to the best one before it."""
@@ -101,6 +107,7 @@ class Rounds:
             self._abandon_trial()  # another signature needs a plan that is known to be good
         if track.phase is Phase.OBSERVING and self._best is None and not track.is_waiting:
             self._begin_with_known(track)
+            self._begin_with_lean(track)
         before = track.phase
         self.now.moves.move(track, steps)
         if track.phase is not before and track.phase in (Phase.STEADY, Phase.REVERTED):
@@ -108,14 +115,31 @@ class Rounds:
 
     def _begin_with_known(self, track: Track) -> None:
         """Begin with the plan that an earlier run has found to be the best."""
-        if len(self._flips) > 1 or self.now.flip.in_place or self.now.flip.ahead.prewarm is not None:
-            return  # another signature uses the first plan already
         known = self._memory.of(track.signature)
-        if known is None or known.verdict != "good" or known.scope == self.now.plan.scope:
+        if known is None or known.verdict == "bad" or known.scope == self.now.plan.name or self._has_begun:
             return
-        chosen = next((plan for plan in self._others() if plan.scope == known.scope), None)
+        plans = [*([self._lean] if self._lean is not None else ()), *self._others()]
+        chosen = next((plan for plan in plans if plan.name == known.scope), None)
         if chosen is not None:
             self._go_to(self._make(chosen, None))
+
+    def _begin_with_lean(self, track: Track) -> None:
+        """Leave the optimizers eager at first where that is expected to make the run shorter."""
+        if self._lean is None or self._has_begun:
+            return
+        whole = self.now.weighing.weighed(track)
+        if whole is None or whole.net_s is None:
+            return
+        lean, self._lean = self._make(self._lean, None), None
+        weighed = lean.weighing.weighed(track)
+        if weighed is not None and weighed.net_s is not None and weighed.net_s > whole.net_s:
+            self._go_to(lean)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the first plan is in use, be it by another signature, or has been left."""
+        flip = self.now.flip
+        return len(self._flips) > 1 or flip.in_place or flip.ahead.prewarm is not None
 
     @property
     def _is_trial(self) -> bool:
@@ -134,7 +158,7 @@ class Rounds:
         if track is not self._track:
             return
         result = _Result(round=self.now, state=track.state, pairs=track.pairs)
-        self.tried[self.now.plan.scope] = result.speedup
+        self.tried[self.now.plan.name] = result.speedup
         best = self._best
         if best is not None and best.round is self.now:
             self._best = result  # what was kept has failed since
@@ -154,7 +178,7 @@ class Rounds:
 
     def _return_to(self, best: _Result, track: Track, worse: _Result) -> None:
         self.now.flip.take_out()
-        tried = f"scope {worse.round.plan.scope} was tried: {worse.speedup:.2f}x"
+        tried = f"scope {worse.round.plan.name} was tried: {worse.speedup:.2f}x"
         self._take_up(best, track, f"{best.state.reason}; {tried}")
         self.now.flip.go_on()
         self._story.entered(str(track.phase), track.state.reason)
@@ -169,15 +193,22 @@ class Rounds:
         known = self._memory.of(track.signature)
         tried = {*self.tried, *(known.tried if known is not None else ())}
         for plan in self._others():
-            if plan.scope in tried:
+            if plan.name in tried or not self._is_candidate(plan):
                 continue
-            decision = self.now.judge.worth_another(plan, track)
+            decision = self.now.weighing.worth_another(plan, track)
             if decision.go:
                 self._go_to(self._make(plan, decision))
                 track.begin_another_round(decision.reason)
                 self._story.entered(str(track.phase), decision.reason)
                 return True
         return False
+
+    def _is_candidate(self, plan: CompilePlan) -> bool:
+        """Modes are tried on the scope that is kept, and on none if nothing helps."""
+        best = self._best
+        if plan.mode is None or best is None:
+            return plan.mode is None
+        return plan.scope == best.round.plan.scope and best.state.phase is Phase.STEADY
 
     def _go_to(self, following: Round) -> None:
         self.now = following

@@ -32,6 +32,7 @@ from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepClock
+from lightning_hotcompile.weighing import Weighing
 
 
 class Session:
@@ -73,14 +74,17 @@ class Session:
         self._together = Together(ranks, plan.digest)
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
-            given = (trainer, module, config, plan, self.ledger, self.story, now)
+            chosen = config if plan.mode is None else replace(config, mode=plan.mode)
+            given = (trainer, module, chosen, plan, self.ledger, self.story, now)
             flip = Flip(*given, child_limit_s=child_limit_s)
-            judge = Judge(trainer, config, flip, self.watch, self.ledger, stage, memory, decision)
+            weighing = Weighing(trainer, chosen, plan, flip, self.watch, self.ledger, stage, memory)
+            judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, decision)
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
-            return Round(plan=plan, flip=flip, judge=judge, moves=moves)
+            return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)
 
         others = functools.partial(other_plans, trainer, module, config, plan)
-        self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story)
+        spare = config.compile_optimizer == "auto"
+        self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
@@ -119,7 +123,7 @@ class Session:
             record.disturbed = record.slowed = True
         self._current = (track, record, lane)
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
-        if self.watch.is_one_to_record(track, record) and self.judge.may_pay(track):
+        if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay(track):
             self.watch.begin_recording(record)
             self._calm = 0
         elif lane is not Lane.COMPILE and lane is self._lane and self._is_at_rest(track):
@@ -251,11 +255,6 @@ class Session:
     def flip(self) -> Flip:
         """What changes the model by that plan."""
         return self.rounds.now.flip
-
-    @property
-    def judge(self) -> Judge:
-        """Who knows the facts about that plan."""
-        return self.rounds.now.judge
 
     @property
     def ever_flipped(self) -> bool:

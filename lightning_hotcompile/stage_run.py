@@ -167,15 +167,16 @@ class StageRun:
         self._handed_over = report = self.report
         track = session.main_track
         if track is not None and self._trainer.is_global_zero:
-            installed = session.flip.installation
+            installed, now = session.flip.installation, session.rounds.now
             self._memory.learn(
                 track.signature,
                 report,
                 session.plan,
                 compile_s=installed.timer.seconds,
                 warm=installed.was_warm,
-                forgone_s=session.judge.forgone_s(track),
+                forgone_s=now.weighing.forgone_s(track, now.judge.decision),
                 had_toolchain=bool(session.flip.had_toolchain),
+                ops=session.watch.op_statistics,
             )
             ahead = session.flip.ahead
             if ahead.prewarm is not None and ahead.prewarm.took_s is not None:
@@ -184,6 +185,7 @@ class StageRun:
                     ahead.prewarm.took_s,
                     ahead.crowding,
                     had_toolchain=ahead.had_toolchain,
+                    ops=session.watch.op_statistics,
                 )
         if session.steps:
             self._log_receipt(report)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_hotcompile.plan import compile_cost
+
 pytest_plugins = ("tests.te_fixture",)
 
 # One busy process beside a training with two OpenMP threads slows its steps many times over.
@@ -44,3 +46,16 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delitem(sys.modules, "lightning_hotcompile.view.picture", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
+
+
+@pytest.fixture
+def cheap_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that each plan is worth a trial."""
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e-6)
+    monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
+    monkeypatch.setattr(
+        compile_cost, "SECONDS_PER_REGION", dict.fromkeys(compile_cost.SECONDS_PER_REGION, 1e-6)
+    )
+    for name in ("SECONDS_PER_TENSOR", "SECONDS_PER_OP"):
+        monkeypatch.setattr(compile_cost, name, 0.0)
+    monkeypatch.setattr(compile_cost, "KNOWN_STEP_S", 1e-6)

@@ -21,7 +21,8 @@ class Machine(Callback):
     """A step takes 20 s, and each run of a compiled part so many seconds more or less.
 
     Args:
-        extra_s: by part: ``optimizer``, ``step`` (the graph that has the loss), ``module`` (all others).
+        extra_s: by part: ``optimizer``, ``step`` (the graph that has the loss), ``module`` (all others); and
+            ``tuned`` for the step or a module that is compiled with a mode.
         broken: parts that cannot be compiled.
         wait_s: seconds that go by between two steps.
     """
@@ -33,6 +34,7 @@ class Machine(Callback):
         self.extra_s = extra_s
         self.runs = Counter[str]()
         self.graphs = Counter[str]()
+        self.modes = Counter[tuple[str, str]]()
         self.model = Net()
 
     def on_before_zero_grad(self, *_: Any) -> None:
@@ -43,16 +45,20 @@ class Machine(Callback):
         """After the step, as loading the next batch would be."""
         self.now += self.wait_s
 
-    def backend(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+    def backend(self, graph: Any, inputs: Any, mode: str | None = None) -> Callable[..., Any]:
         """Runs graphs as they are."""
         part = _part_of(graph)
+        extra_s = self.extra_s.get(part, 0.0)
+        if mode is not None and part != "optimizer":
+            self.modes[part, mode] += 1
+            extra_s += self.extra_s.get("tuned", 0.0)
         if part in self.broken:
             raise RuntimeError(f"{part} is broken")
         self.graphs[part] += 1
 
         def run(*args: Any) -> Any:
             self.runs[part] += 1
-            self.now += self.extra_s.get(part, 0.0)
+            self.now += extra_s
             return graph.forward(*args)
 
         return run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile, HotCompileConfig, ahead, judge, memory, plan_compile
+from lightning_hotcompile import HotCompile, HotCompileConfig, ahead, memory, plan_compile, weighing
 from lightning_hotcompile.plan import compile_cost, forecast
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.store.folder import StoreError
@@ -29,13 +29,7 @@ KEEPS_CODE = memory._keeps_code
 
 
 @pytest.fixture(autouse=True)
-def _cheap_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e-6)
-    monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
-    monkeypatch.setattr(
-        compile_cost, "SECONDS_PER_REGION", dict.fromkeys(compile_cost.SECONDS_PER_REGION, 1e-6)
-    )
-    monkeypatch.setattr(compile_cost, "SECONDS_PER_TENSOR", 0.0)
+def _no_samples(cheap_compiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "compile_samples", lambda self: ())
 
 
@@ -90,7 +84,7 @@ def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
     fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=6)
     _forget_costs(tmp_path / "s")
     asked: list[str] = []
-    monkeypatch.setattr(judge, "why_not", lambda *_: None)
+    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
     monkeypatch.setattr(ahead, "PrewarmRun", NoChild)
     monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
     monkeypatch.setattr(inductor_paths, "holds_graphs", lambda folder: asked.append("graphs") or is_there)
@@ -232,7 +226,7 @@ def test_what_compiling_cost_is_the_next_forecast(tmp_path: Path, monkeypatch: p
     assert sample.seconds == pytest.approx(one.report.compile_s)
     assert sample.kinds == ("step", "optimizer")
     assert not sample.warm
-    two = learning(tmp_path / "s", scope="step")
+    two = learning(tmp_path / "s", scope="step", compile_optimizer=True)
     fit(seeded(Net, width=24), [two], max_epochs=1)
     assert f"costs about {sample.seconds:.0f} s" in two.report.decision
 

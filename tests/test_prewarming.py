@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hotcompile import HotCompile, ahead, flip, judge
+from lightning_hotcompile import HotCompile, ahead, flip, weighing
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.session import Session
@@ -100,7 +100,7 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
     Scripted.made = []
     monkeypatch.setattr(ahead, "PrewarmRun", Scripted)
-    monkeypatch.setattr(judge, "why_not", lambda *_: None)
+    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
     return Scripted
 
 
@@ -166,7 +166,7 @@ def test_why_there_is_none(options: dict[str, Any], reason: str) -> None:
 
     class Looks(pl.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
-            seen.append(callback._runs["train"].session.judge.why_no_prewarm())
+            seen.append(callback._runs["train"].session.rounds.now.weighing.why_no_prewarm())
 
     callback = hot(**{"backend": "inductor", "prewarm": True, "threshold": 1000, **options})
     make_trainer([callback, Looks()], max_steps=1, max_epochs=-1).fit(seeded(Net), loader())
@@ -201,7 +201,7 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     monkeypatch.setattr(run, "Prewarm", Kept)
-    monkeypatch.setattr(judge, "why_not", lambda *_: None)
+    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
     return Kept
 
 
@@ -247,7 +247,7 @@ class Slow(Kept):
 def one_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of two cores on which training uses both."""
     monkeypatch.setattr(run, "Prewarm", Slow)
-    monkeypatch.setattr(judge, "why_not", lambda *_: None)
+    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
     monkeypatch.setattr(ahead, "threads_meanwhile", lambda _: 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile
+from lightning_hotcompile import HotCompile, HotCompileConfig, preflight
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits, StepRecord
 from lightning_hotcompile.rounds import Rounds
@@ -155,14 +155,8 @@ def test_a_run_that_asks_for_something_else_knows_nothing_of_what_auto_has_found
 
 
 @pytest.mark.slow
-def test_two_plans_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_plans_for_real(cheap_compiles: None, tmp_path: Path) -> None:
     """Inductor and the real clock: whichever plan wins, both were measured, and nothing is lost."""
-    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e-6)
-    monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
-    monkeypatch.setattr(
-        compile_cost, "SECONDS_PER_REGION", dict.fromkeys(compile_cost.SECONDS_PER_REGION, 1e-6)
-    )
-    monkeypatch.setattr(compile_cost, "SECONDS_PER_TENSOR", 0.0)
     plain, model = seeded(Net), seeded(Net)
     callback = HotCompile(threshold=3, prewarm=False, store=str(tmp_path / "store"), on_error="raise")
     fit(plain, max_steps=400, max_epochs=-1)
@@ -173,6 +167,152 @@ def test_two_plans_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert report.tried[report.scope] == max(report.tried.values())
     assert "NOT right" not in report.parity
     assert_same(plain, model, tolerance=1e-2)
+
+
+LEAN = "step without optimizer"
+
+
+class TestOptimizersThatStayEager:
+    """Where compiling them would take longer than it is expected to save."""
+
+    SHORT = 80
+
+    @pytest.fixture(autouse=True)
+    def dear_optimizers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compile_cost, "SECONDS_PER_TENSOR", 3.0)
+
+    def test_in_a_run_that_is_too_short_for_them(self, train: Callable[..., HotCompile]) -> None:
+        machine = Machine(step=-4.0, optimizer=-4.0)
+        report = train(machine, self.SHORT).report
+        assert (report.phase, report.scope, list(report.tried)) == ("steady", LEAN, [LEAN])
+        assert machine.graphs["step"] == 1
+        assert machine.graphs["optimizer"] == 0
+        assert LEAN in report.plan.splitlines()[0]
+        note = "optimizer 0 (AdamW) stays eager: its compile is not expected to pay in this run"
+        assert note in report.notes
+        assert report.eager_parts == ()
+
+    def test_not_in_a_long_one(self, train: Callable[..., HotCompile]) -> None:
+        report = train(Machine(step=-4.0, optimizer=-4.0)).report
+        assert (report.scope, next(iter(report.tried))) == ("step", "step")
+
+    @pytest.mark.parametrize("options", [{"compile_optimizer": True}, {"cost_gate": False}], ids=str)
+    def test_not_where_all_was_asked_for(
+        self, train: Callable[..., HotCompile], options: dict[str, Any]
+    ) -> None:
+        assert train(Machine(step=-4.0, optimizer=-4.0), self.SHORT, **options).report.scope == "step"
+
+    def test_a_longer_run_begins_so_and_then_tries_all(self, train: Callable[..., HotCompile]) -> None:
+        train(Machine(step=-4.0, optimizer=-4.0), self.SHORT)
+        machine = Machine(step=-4.0, module=1.0, optimizer=-4.0)
+        report = train(machine).report
+        assert list(report.tried)[:2] == [LEAN, "step"]
+        assert (report.phase, report.scope) == ("steady", "step")
+        assert report.speedup is not None
+        assert report.speedup.value == pytest.approx(STEP_S / 12)
+
+    def test_that_it_did_not_help_says_nothing_about_the_whole(
+        self, train: Callable[..., HotCompile]
+    ) -> None:
+        first = train(Machine(step=2.0, optimizer=-6.0), self.SHORT).report
+        assert (first.phase, list(first.tried)) == ("reverted", [LEAN])
+        again = train(Machine(step=2.0, optimizer=-6.0), self.SHORT).report
+        assert (again.phase, list(again.tried)) == ("steady", ["step"])
+
+    def test_what_was_not_measured_in_the_run_before_is_begun_alike(
+        self, train: Callable[..., HotCompile]
+    ) -> None:
+        assert train(Machine(step=-4.0), 15).report.phase == "settling"
+        machine = Machine(step=-4.0, optimizer=-4.0)
+        assert next(iter(train(machine).report.tried)) == LEAN
+
+    def test_weights_are_the_same(self, train: Callable[..., HotCompile]) -> None:
+        plain = seeded(Net)
+        fit(plain, max_steps=self.SHORT, max_epochs=-1)
+        machine = Machine(step=-4.0, optimizer=-4.0)
+        assert train(machine, self.SHORT).report.scope == LEAN
+        assert_same(plain, machine.model)
+
+
+TUNED = "max-autotune-no-cudagraphs"
+
+
+@pytest.fixture
+def tunable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: there is a mode to try."""
+    monkeypatch.setattr(preflight, "other_modes", lambda *_: (TUNED,))
+
+
+@pytest.mark.usefixtures("tunable")
+class TestModes:
+    STEPS = 900
+
+    def test_a_mode_is_tried_on_the_scope_that_is_kept(self, train: Callable[..., HotCompile]) -> None:
+        machine = Machine(step=-2.0, module=-2.0, tuned=-0.5)
+        report = train(machine, self.STEPS).report
+        assert report.tried == pytest.approx(
+            {
+                "step": STEP_S / 18,
+                "module": STEP_S / (STEP_S - 2 * MODULES),
+                f"module, {TUNED}": STEP_S / (STEP_S - 2.5 * MODULES),
+            }
+        )
+        assert (report.phase, report.scope) == ("steady", f"module, {TUNED}")
+        assert set(machine.modes) == {("module", TUNED)}
+        assert report.plan.splitlines()[0].count(TUNED) == 1
+
+    def test_one_that_is_slower_is_left(self, train: Callable[..., HotCompile]) -> None:
+        machine = Machine(step=-6.0, module=1.0, tuned=1.0)
+        report = train(machine, self.STEPS).report
+        assert list(report.tried) == ["step", "module", f"step, {TUNED}"]
+        assert (report.phase, report.scope) == ("steady", "step")
+        assert f"scope step, {TUNED} was tried: 1.33x" in report.reason
+        assert machine.runs["step"] > self.STEPS / 2
+
+    def test_the_next_run_begins_with_it_and_tries_no_other(self, train: Callable[..., HotCompile]) -> None:
+        train(Machine(step=-6.0, module=1.0, tuned=-1.0), self.STEPS)
+        machine = Machine(step=-6.0, module=1.0, tuned=-1.0)
+        report = train(machine, self.STEPS).report
+        assert (report.phase, list(report.tried)) == ("steady", [f"step, {TUNED}"])
+        assert machine.graphs["module"] == 0
+
+    def test_none_is_tried_where_nothing_helps(self, train: Callable[..., HotCompile]) -> None:
+        machine = Machine(step=4.0, module=1.0, optimizer=2.0)
+        assert list(train(machine, self.STEPS).report.tried) == ["step", "module"]
+
+    def test_none_is_tried_in_a_run_that_is_too_short_for_it(self, train: Callable[..., HotCompile]) -> None:
+        machine = Machine(step=-6.0, module=1.0, tuned=-1.0)
+        assert list(train(machine, LONG).report.tried) == ["step", "module"]
+        assert not machine.modes
+
+    @pytest.mark.slow
+    def test_inductor_gets_the_mode(self, cheap_compiles: None, tmp_path: Path) -> None:
+        settings: dict[str, Any] = {"threshold": 3, "prewarm": False, "on_error": "raise"}
+        plain, model = seeded(Net), seeded(Net)
+        callback = HotCompile(store=str(tmp_path / "store"), **settings)
+        fit(plain, max_steps=600, max_epochs=-1)
+        fit(model, [callback], max_steps=600, max_epochs=-1)
+        report = callback.report
+        steady = max(report.tried["step"], report.tried["module"]) > 1
+        assert [TUNED in name for name in report.tried] == [False, False, *[True] * steady]
+        assert "NOT right" not in report.parity
+        assert_same(plain, model, tolerance=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "modes"),
+    [
+        ({}, "cuda", (TUNED,)),
+        ({}, "cpu", ()),
+        ({"mode": "default"}, "cuda", ()),
+        ({"mode": "reduce-overhead"}, "cuda", ()),
+        ({"options": {"max_autotune": True}}, "cuda", ()),
+        ({"backend": "aot_eager"}, "cuda", ()),
+    ],
+    ids=str,
+)
+def test_modes_that_can_be_tried(options: dict[str, Any], device: str, modes: tuple[str, ...]) -> None:
+    assert preflight.other_modes(HotCompileConfig(**options), device) == modes
 
 
 def test_weights_are_those_of_a_run_without_the_callback(train: Callable[..., HotCompile]) -> None:

@@ -35,6 +35,13 @@ class Decision:
     expected_cost_s: float | None = None
     expected_saving_s: float | None = None
 
+    @property
+    def net_s(self) -> float | None:
+        """Seconds by which the run is expected to become shorter; ``None`` where its length is not known."""
+        if self.expected_cost_s is None or self.expected_saving_s is None:
+            return None
+        return self.expected_saving_s - self.expected_cost_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
@@ -173,14 +180,14 @@ def forgone_s(eager_s: float, expected: Expectation) -> float:
 
 
 def worth_one_more(
-    *, scope: str, remaining_steps: int | None, step_s: float, cost_s: float, spent_s: float
+    *, plan: str, remaining_steps: int | None, step_s: float, cost_s: float, spent_s: float
 ) -> Decision:
     """Whether one more plan is tried in a run that has one already, or has none that helped.
 
     It is taken to gain little. In a run of unknown length as much as it has taken so far is taken to be left.
 
     Args:
-        scope: of the plan.
+        plan: its name.
         remaining_steps: steps that are left, ``None`` if unknown.
         step_s: seconds of a step as it is now.
         cost_s: seconds that compiling the plan takes.
@@ -189,7 +196,7 @@ def worth_one_more(
     left_s = spent_s if remaining_steps is None else remaining_steps * step_s
     saving = left_s * (1 - 1 / GAIN_OF_ONE_MORE)
     facts = (
-        f"scope {scope} costs about {cost_s:.0f} s to compile, and if it gains "
+        f"scope {plan} costs about {cost_s:.0f} s to compile, and if it gains "
         f"{100 * (GAIN_OF_ONE_MORE - 1):.0f}% it saves {saving:.0f} s in what is left"
     )
     go = saving > cost_s

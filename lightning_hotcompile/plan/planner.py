@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -39,11 +39,22 @@ class CompilePlan:
     islands: tuple[Island, ...] = ()
     left_eager: tuple[LeftEager, ...] = ()
     notes: tuple[str, ...] = ()
+    spares_optimizers: bool = False
+    """Whether optimizers that could be compiled stay eager, for a shorter compile."""
+
+    mode: str | None = None
+    """Inductor's mode for this plan alone; ``None`` leaves the callback's own."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from other plans of the same step: the scope, and how it is carried out."""
+        spared = " without optimizer" if self.spares_optimizers else ""
+        return f"{self.scope}{spared}" + ("" if self.mode is None else f", {self.mode}")
 
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits, the same in every process for the same plan."""
-        parts = (self.scope, self.regions, self.islands)
+        parts = (self.name, self.regions, self.islands)
         return hashlib.blake2b(repr(parts).encode(), digest_size=6).hexdigest()
 
     @property
@@ -54,6 +65,15 @@ class CompilePlan:
     def of_kind(self, *kinds: str) -> tuple[Region, ...]:
         """The regions of the given kinds, in order."""
         return tuple(r for r in self.regions if r.kind in kinds)
+
+    def without_optimizers(self) -> CompilePlan | None:
+        """The same plan with a shorter compile; ``None`` if it has no optimizers, or nothing else."""
+        spared, others = self.of_kind("optimizer"), [r for r in self.regions if r.kind != "optimizer"]
+        if not spared or not others:
+            return None
+        why = "stays eager: its compile is not expected to pay in this run"
+        notes = (*self.notes, *(f"{region.name} ({region.class_name}) {why}" for region in spared))
+        return replace(self, regions=tuple(others), notes=notes, spares_optimizers=True)
 
     def __str__(self) -> str:
         return render_tree(self)

@@ -38,6 +38,9 @@ class OpStatistics:
     batch_norm: int
     """Elements of tensors that BatchNorm reads and makes: eager CPU kernels are slow at it."""
 
+    others: int = 0
+    """Operations that are not fusible: each makes a compile longer."""
+
     @classmethod
     def of(cls, ops: Mapping[str, int], elements: Mapping[str, int]) -> OpStatistics:
         """Count them.
@@ -46,8 +49,10 @@ class OpStatistics:
             ops: how often each operation ran, by names such as ``aten.mm.default``.
             elements: how many elements of tensors they read and made, by the same names.
         """
+        fusible = sum(times for op, times in ops.items() if _is_fusible(op))
         return cls(
-            fusible=sum(times for op, times in ops.items() if _is_fusible(op)),
+            fusible=fusible,
+            others=sum(ops.values()) - fusible,
             batch_norm=sum(n for op, n in elements.items() if "batch_norm" in op),
         )
 

@@ -20,7 +20,7 @@ _SHOWN = 8
 
 def render_tree(plan: CompilePlan) -> str:
     """The plan as lines of text: compiled, kept eager and why, too small."""
-    tree = Tree(Text(f"plan {plan.digest}: scope {plan.scope} ({plan.reason})"))
+    tree = Tree(Text(f"plan {plan.digest}: scope {plan.name} ({plan.reason})"))
     _branch(tree, "compiled", map(_region_line, plan.regions), "nothing")
     _branch(tree, "kept eager", (f"{i.name} ({i.class_name}): {i.reason}" for i in plan.islands))
     _branch(tree, "left eager", (f"{m.name} ({m.class_name}): {m.reason}" for m in plan.left_eager))

@@ -69,6 +69,8 @@ class Report:
     """Why the run is in this phase."""
 
     scope: str
+    """What is compiled, and Inductor's mode where that is the callback's choice."""
+
     plan: str
     """The plan as a printed tree."""
 
@@ -106,7 +108,7 @@ class Report:
 
     regions: tuple[RegionProof, ...] = ()
     tried: Mapping[str, float] = field(default_factory=dict)
-    """Speed-up of each scope that was measured in this run; 1 for one that was taken back."""
+    """Speed-up of each plan that was measured in this run, by name; 1 for one that was taken back."""
 
     eager_parts: tuple[str, ...] = ()
     """Parts of the plan that are eager again, though right, since the step is faster without them."""

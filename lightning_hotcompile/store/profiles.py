@@ -80,7 +80,7 @@ class Profile:
         verdict: ``good`` (kept), ``bad`` (measured and taken back), ``unknown`` (the run ended before it was
             measured), ``declined`` (by the forecast: nothing was compiled).
         reason: why, in words; cut to 2000 characters.
-        scope: the plan's scope, for people.
+        scope: name of the plan that was kept.
         eager_parts: parts of the plan that were left eager, since the step is faster without them.
         tried: scopes that were measured in the run that judged.
         speedup: eager time / compiled time, with the ends of its interval; all three or none.

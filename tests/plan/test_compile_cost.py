@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from lightning_hotcompile.plan.compile_cost import (
+    AUTOTUNE,
     BASE_COMPILE_S,
+    KNOWN_STEP_S,
+    SECONDS_PER_OP,
     SECONDS_PER_REGION,
     SECONDS_PER_TENSOR,
     TOOLCHAIN_S,
     assumed_compile_s,
     expected_compile_s,
 )
+from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.plan.scopes import Region
 
 FIRST_S = BASE_COMPILE_S + TOOLCHAIN_S
@@ -48,6 +52,25 @@ def test_compiles_before_say_how_fast_this_machine_is() -> None:
 def test_only_recent_compiles_count() -> None:
     history = [(10.0, 500.0)] * 40 + [(10.0, 5.0)] * 20
     assert expected_compile_s((), history) == pytest.approx(0.5 * FIRST_S)
+
+
+def test_of_a_known_step_each_operation_that_is_not_fusible_counts() -> None:
+    few, many = (OpStatistics(fusible=5, batch_norm=0, others=n) for n in (10, 110))
+    costs = [assumed_compile_s(regions("step", "group"), ops=ops) for ops in (few, many)]
+    assert costs[1] - costs[0] == pytest.approx(100 * SECONDS_PER_OP)
+    assert costs[0] == pytest.approx(
+        FIRST_S + KNOWN_STEP_S + 10 * SECONDS_PER_OP + SECONDS_PER_REGION["group"]
+    )
+    assert assumed_compile_s(regions("group"), ops=many) == assumed_compile_s(regions("group"))
+
+
+def test_autotuning_takes_longer() -> None:
+    kinds = regions("step")
+    mode = "max-autotune-no-cudagraphs"
+    usual, tuned = (assumed_compile_s(kinds, mode=m) for m in ("default", mode))
+    assert usual == assumed_compile_s(kinds)
+    assert tuned == pytest.approx(AUTOTUNE * usual)
+    assert expected_compile_s(kinds, [(10.0, 5.0)], mode=mode) == pytest.approx(tuned / 2)
 
 
 def test_a_compile_of_nothing_says_nothing() -> None:

@@ -242,7 +242,7 @@ def test_the_expected_speed_up_depends_on_what_is_compiled_and_on_the_step() -> 
 class TestOneMore:
     def decide(self, **changes: object) -> Decision:
         given = {
-            "scope": "module",
+            "plan": "module",
             "remaining_steps": 100_000,
             "step_s": 0.01,
             "cost_s": 30.0,

@@ -99,8 +99,10 @@ def judge_of(min_speedup: float) -> Judge:
     installation = SimpleNamespace(parts={"step": frozenset(["training_step"])})
     flip: Any = SimpleNamespace(in_place=True, failure=lambda: None, installation=installation)
     memory: Any = SimpleNamespace(of=lambda signature: None)
+    weighing: Any = SimpleNamespace(known=lambda track: None)
     unused: Any = None
-    return Judge(unused, HotCompileConfig(min_speedup=min_speedup), flip, unused, unused, "train", memory)
+    config = HotCompileConfig(min_speedup=min_speedup)
+    return Judge(unused, config, flip, unused, weighing, "train", memory)
 
 
 def settle(judge: Judge, times: list[float], speedup: float) -> End:

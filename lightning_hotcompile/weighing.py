@@ -1,0 +1,171 @@
+"""Asks the forecast about one plan: what it would cost and save in this run, by all that is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from statistics import median
+
+from lightning.pytorch import Trainer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.flip import Flip
+from lightning_hotcompile.machine import Phase
+from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.plan.forecast import (
+    WARM_SHARE,
+    Child,
+    Decision,
+    Expectation,
+    forecast,
+    forgone_s,
+    worth_one_more,
+)
+from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.stages import remaining_batches
+from lightning_hotcompile.step_watch import StepWatch
+from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, slowed_share, why_not
+from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.trainer_facts import device_type
+
+
+class Weighing:
+    """What compiling a plan would cost and save.
+
+    Args:
+        trainer: knows how many steps are left.
+        config: the callback's options.
+        plan: that would be compiled.
+        flip: knows what is in place, and whether a child process could compile it.
+        watch: knows the operations of a step.
+        ledger: knows what a step takes.
+        stage: ``train`` or another stage of the Trainer.
+        memory: knows what earlier runs have learned.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        config: HotCompileConfig,
+        plan: CompilePlan,
+        flip: Flip,
+        watch: StepWatch,
+        ledger: Ledger,
+        stage: str,
+        memory: Memory,
+    ) -> None:
+        self._trainer = trainer
+        self._config = config
+        self._plan = plan
+        self._flip = flip
+        self._watch = watch
+        self._ledger = ledger
+        self._stage = stage
+        self._memory = memory
+
+    def known(self, track: Track) -> Profile | None:
+        """What an earlier run has found out about this plan."""
+        known = self._memory.of(track.signature)
+        return known if known is not None and self._plan.name in (known.scope, *known.tried) else None
+
+    def may_pay(self, track: Track) -> bool:
+        """Whether compiling could pay if it gained very much: else no step is recorded, which takes time."""
+        step_s, known = self._ledger.eager_step_s, self.known(track)
+        if not self._config.cost_gate or step_s is None:
+            return True
+        left = remaining_batches(self._trainer, self._stage, step_s)
+        cheapest_s = WARM_SHARE * self._memory.expectation(self._plan, known, step_s).compile_s
+        return left is None or left * step_s > cheapest_s
+
+    @property
+    def _on_cpu(self) -> bool:
+        """Where the prior was measured: elsewhere a short step says nothing about the gain."""
+        return device_type(self._trainer.lightning_module) == "cpu"
+
+    def forecast(self, track: Track) -> Decision:
+        """Whether to compile, and why; what an earlier run has taken back is not tried again."""
+        if not self._config.cost_gate:
+            return Decision(go=True, reason="cost_gate=False: compiled without a forecast")
+        step_s, known = self._ledger.eager_step_s, self.known(track)
+        if known is not None and known.verdict == "bad":
+            return Decision(go=False, reason=f"an earlier run ({known.when[:10]}) found: {known.reason}")
+        return forecast(
+            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
+            step_s=step_s,
+            expected=self._expectation(track, known, step_s),
+            spent_s=self._ledger.spent_s,
+            or_inline=self._config.prewarm is not True,
+        )
+
+    def weighed(self, track: Track) -> Decision | None:
+        """What this plan is expected to cost and save; ``None`` before the step is hot, or if it is known."""
+        weighs = self._config.cost_gate and self._config.threshold > 0
+        return self.forecast(track) if weighs and track.hot and self.known(track) is None else None
+
+    def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
+        """Whether to try one more plan after the present one."""
+        step_s = self._ledger.eager_step_s or median(track.pairs.eager)  # of a batch; pairs are of units
+        if track.phase is Phase.STEADY:
+            step_s *= median(track.pairs.compiled) / median(track.pairs.eager)
+        return worth_one_more(
+            plan=plan.name,
+            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
+            step_s=step_s,
+            cost_s=self._cost_of_another(plan),
+            spent_s=self._ledger.spent_s,
+        )
+
+    def _cost_of_another(self, plan: CompilePlan) -> float:
+        """Seconds of compiling it; what the present plan has compiled alike is only loaded."""
+        ops = self._watch.op_statistics
+        cost_s = self._memory.expectation(plan, None, None, ops).compile_s
+        is_part = self._plan.spares_optimizers and (plan.scope, plan.mode) == (self._plan.scope, None)
+        if not is_part:
+            return cost_s
+        return cost_s - (1 - WARM_SHARE) * self._memory.expectation(self._plan, None, None, ops).compile_s
+
+    def why_no_prewarm(self) -> str | None:
+        """Why no child process fills the compiler's cache first, or ``None``."""
+        if self._config.threshold == 0:
+            return "threshold=0 compiles before the first step"
+        return why_not(self._config.prewarm, self._config.backend, self._flip.ahead.surroundings())
+
+    @cached_property
+    def _beside_a_child(self) -> Surroundings | None:
+        """As things are when it is asked for first: it may be asked for before each step. None: no child."""
+        return None if self.why_no_prewarm() else self._flip.ahead.surroundings()
+
+    def _expectation(self, track: Track, known: Profile | None, step_s: float | None) -> Expectation:
+        """What the plan costs and gains, compiled in the way that it would be."""
+        found = self._assumed(known, step_s)
+        if track.phase is not Phase.OBSERVING or self._flip.in_place:
+            return found  # compiled in the step itself
+        if self._memory.has_code_of(track.signature, self._plan.name):
+            return found  # only loaded
+        forgone, around = self._memory.forgone_s(track.signature), self._beside_a_child
+        if around is None:
+            return replace(found, forgone_s=forgone)
+        child_s = self._memory.child_s(self._plan, crowding(around), self._watch.op_statistics)
+        child = Child(seconds=child_s, slowed=slowed_share(around))
+        return replace(found, child=child, forgone_s=forgone)
+
+    def forgone_s(self, track: Track, decision: Decision | None) -> float | None:
+        """Seconds that compiled code would have saved in this run, if it was this forecast that declined.
+
+        0 if the run has begun to compile, ``None`` if compiling was not weighed.
+        """
+        step_s = self._ledger.eager_step_s
+        if decision is None or decision.expected_cost_s is None or step_s is None:
+            return None
+        if decision.go:
+            return 0.0
+        if not (track.phase is Phase.DECLINED and track.state.reason == decision.reason):
+            return None
+        return forgone_s(step_s * track.steps, self._assumed(None, step_s))
+
+    def _assumed(self, known: Profile | None, step_s: float | None) -> Expectation:
+        """By what was measured before, else by the operations of the step, and its time on a CPU."""
+        seen_s = step_s if self._on_cpu else None
+        return self._memory.expectation(self._plan, known, seen_s, self._watch.op_statistics)
