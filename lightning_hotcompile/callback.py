@@ -68,6 +68,7 @@ class HotCompile(EvaluationHooks):
         max_signatures: int = 4,
         compile_timeout: float | None = 600.0,
         prewarm: bool | str = "auto",
+        keep_freed_memory: bool = True,
         store: str | None = "auto",
         on_error: str = "eager",
         log_prefix: str = "hotcompile",
@@ -96,6 +97,7 @@ class HotCompile(EvaluationHooks):
             max_signatures=max_signatures,
             compile_timeout=compile_timeout,
             prewarm=prewarm,
+            keep_freed_memory=keep_freed_memory,
             store=store,
             on_error=on_error,
             log_prefix=log_prefix,
@@ -137,8 +139,7 @@ class HotCompile(EvaluationHooks):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Open the event log on rank zero only."""
-        if not trainer.is_global_zero:
-            self._events = EventLog(None)
+        self._events = self._events if trainer.is_global_zero else EventLog(None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan, and begin to watch; wrong targets and options that contradict the model are refused here."""

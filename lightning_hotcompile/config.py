@@ -116,6 +116,10 @@ class HotCompileConfig:
     where an earlier run has left its compiled code, and with ``"auto"`` none where the forecast finds that it
     would be done too late."""
 
+    keep_freed_memory: bool = True
+    """On a CPU with glibc, where each step gives memory back to the system and takes it again: let the
+    process keep it, up to 64 MiB."""
+
     store: str | None = "auto"
     """Folder for what later runs can use: verdicts and compiled code. ``"auto"`` = the user's cache
     folder, ``None`` = no memory between runs."""
@@ -146,7 +150,7 @@ class HotCompileConfig:
         _one_of("random", self.random, ("eager", "backend"))
         _one_of("parity", self.parity, ("auto", "off", "warn", "raise"))
         _one_of("on_error", self.on_error, ("eager", "raise"))
-        for name in ("fullgraph", "cost_gate", "verbose"):
+        for name in ("fullgraph", "cost_gate", "keep_freed_memory", "verbose"):
             _one_of(name, getattr(self, name), (True, False))
         object.__setattr__(self, "stages", _names("stages", self.stages))
         if not self.stages or not set(self.stages) <= set(STAGES):

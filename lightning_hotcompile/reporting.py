@@ -193,6 +193,7 @@ def _notes_of(session: Session) -> Iterator[str]:
     if len(session.rounds.tried) > 1:
         results = ", ".join(f"{scope} {speedup:.2f}x" for scope, speedup in session.rounds.tried.items())
         yield f"scopes that were tried: {results}; {session.plan.name} is in use"
+    yield from session.heap.in_words()
     yield from session.flip.advice
     yield from session.flip.ahead.in_words()
     if graph is not None:

@@ -12,7 +12,8 @@ from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.moves import Moves
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.weighing import Weighing

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
+from lightning_hotcompile.heap_watch import HeapWatch
 from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
@@ -22,7 +23,8 @@ from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import other_plans
 from lightning_hotcompile.receipt.event_kinds import Event
-from lightning_hotcompile.receipt.ledger import Ledger, StepRecord
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.rounds import Round, Rounds
 from lightning_hotcompile.stages import TRAIN, ends_unit
@@ -75,8 +77,9 @@ class Session:
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
             chosen = config if plan.mode is None else replace(config, mode=plan.mode)
-            given = (trainer, module, chosen, plan, self.ledger, self.story, now)
-            flip = Flip(*given, child_limit_s=child_limit_s)
+            flip = Flip(
+                trainer, module, chosen, plan, self.ledger, self.story, now, child_limit_s=child_limit_s
+            )
             weighing = Weighing(trainer, chosen, plan, flip, self.watch, self.ledger, stage, memory)
             judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, decision)
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
@@ -86,6 +89,7 @@ class Session:
         spare = config.compile_optimizer == "auto"
         self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
+        self.heap = HeapWatch(module.device.type, wanted=config.keep_freed_memory and stage == TRAIN)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
         self.nap: Nap | None = None
@@ -132,6 +136,7 @@ class Session:
             self._stay_awake()
         self._lane = lane
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
+        self.heap.begin_step()
         self._clock.start(record)
 
     def after_step(self) -> None:
@@ -145,6 +150,10 @@ class Session:
         self._booked += 1
         record.ends_unit = ends_unit(self._trainer, self._stage)
         self._look_back(track, record, lane)
+        if self.heap.end_step(disturbed=record.disturbed):
+            self.book_finished_steps()
+            self.story.kept_freed_memory(self.heap.before)
+            self.ledger.forget_eager_steps()
         if self._calm >= CALM:
             self.nap = Nap(track, lane, self.flip, self._now)
         self.ledger.own_s += self._now() - start
@@ -177,10 +186,6 @@ class Session:
     def steps(self) -> int:
         """That have ended, those of a nap too."""
         return self._booked + (self.nap.steps if self.nap is not None else 0)
-
-    def end_recording(self) -> None:
-        """The forward and backward of the step are over; what follows is not to be recorded."""
-        self.watch.end_recording()
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""

@@ -95,7 +95,7 @@ class StageRun:
     def before_update(self) -> None:
         """Gradients are there; with manual optimization the step goes on after it."""
         if self.session.watch.is_recording and self._trainer.lightning_module.automatic_optimization:
-            self.guarded(Session.end_recording)
+            self.guarded(lambda session: session.watch.end_recording())
 
     def after_step(self) -> None:
         """A step ended; its time is logged as often as Lightning logs."""

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.islands import fp8_state
 from lightning_hotcompile.plan.prior import OpStatistics
-from lightning_hotcompile.receipt.ledger import StepRecord, leave_out_mixed_unit
+from lightning_hotcompile.receipt.step_record import StepRecord, leave_out_mixed_unit
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.stages import begins_pass
 from lightning_hotcompile.tracks import Track, TrackBook

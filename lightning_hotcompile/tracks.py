@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.machine import Phase, State
-from lightning_hotcompile.receipt.ledger import PairedUnits
+from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.watch.signature import StepSignature
 

@@ -34,10 +34,12 @@ ROOM_OF_TOP_MODULE = {
     "nap": "callback",
     "ahead": "callback",
     "flip": "callback",
+    "heap_watch": "callback",
     "judge": "callback",
     "memory": "callback",
     "store_in_use": "callback",
     "preflight": "callback",
+    "weighing": "callback",
     "reporting": "callback",
     "moves": "callback",
     "rounds": "callback",
@@ -67,6 +69,7 @@ IMPORT_LIGHTNING = {
     "step_watch",
     "swap.steplog",
     "trainer_facts",
+    "weighing",
 }
 
 PRIVATE_TORCH = {

@@ -10,7 +10,8 @@ import pytest
 
 from lightning_hotcompile import HotCompile, HotCompileConfig, preflight
 from lightning_hotcompile.plan import compile_cost
-from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits, StepRecord
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.rounds import Rounds
 from lightning_hotcompile.watch.clock import StepTime
 from tests.hot import assert_same

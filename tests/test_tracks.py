@@ -10,7 +10,7 @@ import pytest
 
 from lightning_hotcompile import tracks
 from lightning_hotcompile.machine import Phase, State
-from lightning_hotcompile.receipt.ledger import StepRecord
+from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.tracks import Track, TrackBook
 from lightning_hotcompile.watch.signature import StepSignature

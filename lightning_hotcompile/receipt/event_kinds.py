@@ -68,6 +68,17 @@ class Detected(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FreedMemoryKept(Event):
+    """glibc was told to keep what is freed: steps had given it back to the system and taken it again."""
+
+    faults: int
+    """Page faults of a step until then."""
+
+    def __str__(self) -> str:
+        return f"steps had {self.faults:,} page faults each; what is freed stays with the process now"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Planned(Event):
     """It was decided what to compile."""
 

@@ -3,51 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from lightning_hotcompile.receipt.report import PhaseStats
 from lightning_hotcompile.receipt.samples import StepSamples
+from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.watch.clock import StepTime
-from lightning_hotcompile.watch.stats import Ratio, Summary, Window, paired_ratio, summarize
+from lightning_hotcompile.watch.stats import Summary, Window, summarize
 
 _WINDOW = 512
-
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class StepRecord:
-    """What is known of one step besides its time.
-
-    ``ends_unit`` is false for a micro-step after which gradients are accumulated further;
-    ``disturbed`` steps (compiled something, were recorded, or hold an odd batch) are not compared, nor are
-    those that were ``slowed`` since a child process compiles beside them.
-    ``pairs`` is where the time of an interleaved step goes; ``without`` names the part of the plan that is
-    left out of it, which then takes the place of eager.
-    """
-
-    phase: str
-    compiled: bool
-    ends_unit: bool = True
-    disturbed: bool = False
-    stalled: bool = False
-    recorded: bool = False
-    slowed: bool = False
-    pairs: PairedUnits | None = None
-    without: str | None = None
-
-    @property
-    def is_second_arm(self) -> bool:
-        """Whether it is on the right of a pair: compiled, and nothing left out."""
-        return self.compiled and self.without is None
-
-    @property
-    def kind(self) -> tuple[str, bool, bool, str]:
-        """How its sample is filed: phase, compiled, end of a cycle, and why its time is not a usual one."""
-        note = ""
-        if self.disturbed or self.stalled:
-            note = "stalled" if self.stalled else "recorded" if self.recorded else "disturbed"
-        return self.phase, self.compiled, self.ends_unit, note
 
 
 @dataclass(kw_only=True)
@@ -57,76 +21,12 @@ class _PhaseTotal:
     times: Window = field(default_factory=lambda: Window(_WINDOW))
 
 
-def leave_out_mixed_unit(unit: Sequence[tuple[object, StepRecord]]) -> None:
-    """Micro-steps of several signatures in one optimizer step cannot be compared with another unit.
-
-    Args:
-        unit: pairs of what tells the signatures apart (by identity) and the step's record.
-    """
-    if all(signature is unit[0][0] for signature, _ in unit):
-        return
-    last = {id(signature): record for signature, record in unit}
-    for _, record in unit:
-        record.disturbed = True
-    for record in last.values():
-        record.ends_unit = True
-
-
-class PairedUnits:
-    """Times of interleaved eager and compiled units of one signature, in pairs.
-
-    A unit is one optimizer step with all its micro-steps. Two of different kinds, one after the other,
-    are a pair, whichever comes first. A disturbed unit takes its partner with it.
-    """
-
-    def __init__(self) -> None:
-        self.eager: list[float] = []
-        self.compiled: list[float] = []
-        self._seconds = 0.0
-        self._disturbed = False
-        self._waiting: tuple[bool, float, bool] | None = None
-
-    def add(self, record: StepRecord, seconds: float) -> None:
-        """One micro-step; at the unit's end the sum counts."""
-        self._seconds += seconds
-        self._disturbed |= record.disturbed
-        if record.ends_unit:
-            self._end_unit(record.is_second_arm)
-
-    def _end_unit(self, compiled: bool) -> None:
-        now = (compiled, self._seconds, self._disturbed)
-        self._seconds, self._disturbed = 0.0, False
-        before = self._waiting
-        if before is None or before[0] is compiled:
-            self._waiting = now  # one of the same kind before it has lost its partner
-            return
-        self._waiting = None
-        if not (before[2] or now[2]):
-            eager, fast = (before, now) if compiled else (now, before)
-            self.eager.append(eager[1])
-            self.compiled.append(fast[1])
-
-    @property
-    def n(self) -> int:
-        """Complete pairs."""
-        return len(self.compiled)
-
-    @property
-    def saves_s(self) -> float:
-        """Seconds by which the median of the compiled units is below that of the eager ones."""
-        return median(self.eager) - median(self.compiled) if self.n else 0.0
-
-    def ratio(self, confidence: float = 0.95) -> Ratio | None:
-        """Eager time / compiled time with its interval, or ``None`` with too few pairs."""
-        return paired_ratio(self.eager, self.compiled, confidence)
-
-
 class Ledger:
     """The accounts of one fit, in seconds."""
 
     def __init__(self) -> None:
         self._phases: dict[str, _PhaseTotal] = {}
-        self._eager = Window(_WINDOW)
+        self._eager = self._eager_before = Window(_WINDOW)
         self._compiled = Window(_WINDOW)
         self._compiled_seconds = 0.0
         self._banked_s = 0.0
@@ -180,6 +80,10 @@ class Ledger:
             self._phases[name] = _PhaseTotal()
         return self._phases[name]
 
+    def forget_eager_steps(self) -> None:
+        """Eager steps take another time from now on; until one was timed, that of those before counts."""
+        self._eager_before, self._eager = self._eager, Window(_WINDOW)
+
     def end_round(self) -> None:
         """Compiled steps until now count at the speed-up of the plan that they ran."""
         self._banked_s += self._compiled_seconds * (self._gain or 0.0)
@@ -198,13 +102,13 @@ class Ledger:
     @property
     def eager_step_s(self) -> float | None:
         """Median of an undisturbed eager step."""
-        summary = self._eager.summary()
+        summary = self._eager.summary() or self._eager_before.summary()
         return None if summary is None else summary.median
 
     @property
     def eager_ms(self) -> Summary | None:
         """Eager steps; the interleaved ones if there are any, so that both arms saw the same machine."""
-        return _in_ms(self.pairs.eager or self._eager.values)
+        return _in_ms(self.pairs.eager or self._eager.values or self._eager_before.values)
 
     @property
     def compiled_ms(self) -> Summary | None:

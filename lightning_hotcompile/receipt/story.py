@@ -12,6 +12,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Detected,
     Event,
     Fallback,
+    FreedMemoryKept,
     ParityChecked,
     PartTried,
     PhaseChanged,
@@ -52,6 +53,10 @@ class Story:
                 family=family,
             )
         )
+
+    def kept_freed_memory(self, faults: int | None) -> None:
+        """Each step has taken memory from the system anew, and does so no longer."""
+        self._emit(FreedMemoryKept(step=self._step(), faults=faults or 0))
 
     def planned(self, scope: str, reason: str, regions: int, tree: str) -> None:
         """The plan that is about to be carried out."""

@@ -22,6 +22,7 @@ from lightning_hotcompile.receipt.events import (
     Event,
     EventLog,
     Fallback,
+    FreedMemoryKept,
     ParityChecked,
     PartTried,
     PhaseChanged,
@@ -47,6 +48,7 @@ ONE_OF_EACH: list[Event] = [
     Recompiled(**AT, region="net.head", reason="length 128 -> 96"),
     ParityChecked(**AT, region="net.head", agrees=True, error=1e-6, reason=""),
     Fallback(**AT, region="net.head", reason="BackendCompilerFailed"),
+    FreedMemoryKept(**AT, faults=870),
     Reverted(**AT, reason="1.00x is below min_speedup=1.02"),
     PartTried(**AT, part="optimizer", value=1.1, low=1.05, high=1.2, n=10, kept=True),
 ]
@@ -273,8 +275,9 @@ class TestDescribe:
             (ONE_OF_EACH[7], "net.head: length 128 -> 96"),
             (ONE_OF_EACH[8], "net.head agrees with eager, largest difference 1e-06"),
             (ONE_OF_EACH[9], "net.head runs eagerly: BackendCompilerFailed"),
-            (ONE_OF_EACH[10], "back to eager: 1.00x is below min_speedup=1.02"),
-            (ONE_OF_EACH[11], "optimizer kept: 1.10x with it, interval 1.05 to 1.20"),
+            (ONE_OF_EACH[10], "steps had 870 page faults each; what is freed stays with the process now"),
+            (ONE_OF_EACH[11], "back to eager: 1.00x is below min_speedup=1.02"),
+            (ONE_OF_EACH[12], "optimizer kept: 1.10x with it, interval 1.05 to 1.20"),
         ],
     )
     def test_each_kind(self, event: Event, words: str) -> None:

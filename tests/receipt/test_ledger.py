@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile.receipt.ledger import Ledger, PairedUnits, StepRecord
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.watch.clock import StepTime
 
 

@@ -6,8 +6,9 @@ import itertools
 import json
 from collections import Counter
 
-from lightning_hotcompile.receipt.ledger import Ledger, StepRecord
+from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.samples import MOST_SAMPLES, StepSample, StepSamples, json_with_rows
+from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.watch.clock import StepTime
 
 STEADY = ("steady", True, True, "")

@@ -1,0 +1,79 @@
+"""What is freed stays with the process, where each step had given it back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lightning_hotcompile.swap import heap
+
+GLIBC = heap.why_not_kept() != "the C library is not glibc"
+
+STEPS = """
+import ctypes
+from lightning_hotcompile.swap import heap
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+addresses = [0] * 12
+sizes = [3 << 20] * 12
+
+def step():
+    start = heap.page_faults()
+    for i in range(12):
+        addresses[i] = libc.malloc(sizes[i])
+        libc.memset(addresses[i], 1, sizes[i])
+    for i in range(12):
+        libc.free(addresses[i])
+    return heap.page_faults() - start
+
+before = [step() for _ in range(5)][-1]
+assert heap.keep_freed_memory()
+assert heap.keep_freed_memory()
+print(before, [step() for _ in range(5)][-1])
+"""
+
+
+@pytest.mark.skipif(not GLIBC, reason="needs glibc")
+def test_steps_take_no_memory_from_the_system_any_longer() -> None:
+    settings = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    run = subprocess.run(
+        [sys.executable, "-c", STEPS], env=settings, capture_output=True, text=True, check=True, timeout=120
+    )
+    before, after = map(int, run.stdout.split())
+    assert before > 1000, "9 thousand pages are touched"
+    assert after < before / 20
+
+
+def test_a_python_that_does_not_show_its_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: object())
+    assert heap.keep_freed_memory() is False
+
+
+@pytest.mark.skipif(not GLIBC, reason="needs glibc")
+@pytest.mark.parametrize(
+    ("name", "value"), [("MALLOC_TRIM_THRESHOLD_", "1000000"), ("GLIBC_TUNABLES", "glibc.malloc.top_pad=1")]
+)
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert heap.why_not_kept() == f"{name} is set"
+
+
+@pytest.mark.parametrize("error", [ValueError("unrecognized configuration name"), AttributeError("confstr")])
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def confstr(name: str) -> str:
+        raise error
+
+    monkeypatch.setattr(heap.os, "confstr", confstr)
+    assert heap.why_not_kept() == "the C library is not glibc"
+
+
+def test_page_faults_are_counted() -> None:
+    start = heap.page_faults()
+    block = bytearray(8 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    assert heap.page_faults() - start > 100
