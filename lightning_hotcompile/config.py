@@ -117,8 +117,8 @@ class HotCompileConfig:
     would be done too late."""
 
     keep_freed_memory: bool = True
-    """On a CPU with glibc, where each step gives memory back to the system and takes it again: let the
-    process keep it, up to 64 MiB."""
+    """On a CPU with glibc, where steps give memory back to the system and take it again: let the process keep
+    freed blocks of less than 32 MiB."""
 
     store: str | None = "auto"
     """Folder for what later runs can use: verdicts and compiled code. ``"auto"`` = the user's cache

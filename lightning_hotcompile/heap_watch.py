@@ -70,7 +70,7 @@ class HeapWatch:
         """What was found, for a receipt."""
         if self.before is None:
             return
-        kept = f"glibc keeps up to {heap.KEPT >> 20} MiB of freed memory until the process ends"
+        kept = "glibc was told to keep freed blocks of less than 32 MiB until the process ends"
         text = f"steps took memory from the system anew, {self.before:,} page faults each; {kept}"
         if self.after is None:
             yield text

@@ -111,17 +111,14 @@ class Judge:
         if (prewarm := self._flip.ahead.prewarm) is not None:
             return "over" if prewarm.is_over() else "running"
         plan = self._flip.installation.plan
-        if plan.mode is not None:
-            return "off"  # kernels are timed: not beside a training on the same device
-        known = self._weighing.why_no_prewarm() is not None or self._memory.has_code_of(
-            track.signature, plan.name
-        )
+        known = self._weighing.why_no_prewarm() or self._memory.has_code_of(track.signature, plan.name)
         return "off" if known else "wanted"
 
     def may_try_others(self, track: Track) -> bool:
-        """Whether other plans than the first one are for this callback to try."""
-        config = self._config
-        chosen = config.scope == "auto" and config.cost_gate and config.min_speedup > 0
+        """Whether other plans than the first one are for this callback to try: at least all of that one."""
+        config, plan = self._config, self._flip.installation.plan
+        free = config.scope == "auto" or plan.spares_optimizers
+        chosen = free and config.cost_gate and config.min_speedup > 0
         alone = self._trainer.world_size == 1 and self._watch.tracks.flipped() == 1
         measured = self._stage == TRAIN and track.pairs.n > 0
         return chosen and alone and measured and track.state.flips < config.max_flips

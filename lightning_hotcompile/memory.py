@@ -129,7 +129,7 @@ class Memory:
         plan: CompilePlan,
         *,
         compile_s: float,
-        warm: bool,
+        warm: bool | None,
         had_toolchain: bool = False,
         ops: OpStatistics | None = None,
         forgone_s: float | None = None,
@@ -141,7 +141,8 @@ class Memory:
             report: of the run.
             plan: the one that the verdict is about.
             compile_s: seconds of compiling this plan alone.
-            warm: whether the compiler found all of it in its cache.
+            warm: whether the compiler found all of it in its cache; ``None`` if it found a part, which says
+                nothing about either.
             had_toolchain: whether the compiler's toolchain had been started before.
             ops: of the step, ``None`` if they were not recorded.
             forgone_s: seconds that compiled code would have saved in a run that declined; 0 of one that has
@@ -154,12 +155,13 @@ class Memory:
             self._learn_forgone(signature, report, forgone_s)
             return
         profile = self._profile(signature, report, verdict)
-        learned = (
-            replace(profile, warm_compile_s=compile_s) if warm else replace(profile, compile_s=compile_s)
-        )
-        self._store.remember(learned)
-        if compile_s > 0:
-            assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain, mode=plan.mode, ops=ops)
+        if warm:
+            profile = replace(profile, warm_compile_s=compile_s)
+        elif warm is not None:
+            profile = replace(profile, compile_s=compile_s)
+        self._store.remember(profile)
+        if compile_s > 0 and warm is not None and plan.mode is None:
+            assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain, ops=ops)
             self._add_sample(plan, compile_s, assumed, warm=warm)
 
     def learn_child(

@@ -157,7 +157,8 @@ class Moves:
             kept = action is not Action.DROP_PART
             self._story.tried(before.trying, facts.ratio, kept=kept)
             track.optimizer_saves_s = track.trial.saves_s if kept else 0.0
-        if track.phase is Phase.STEADY and track.state.refined and track.pairs.n:
+        tried = track.state.refined or self._plan.spares_optimizers
+        if track.phase is Phase.STEADY and tried and track.pairs.n:
             self._flip.try_fused(track.optimizer_saves_s, median(track.pairs.compiled))
 
     def _act(self, action: Action, track: Track, before: State) -> None:

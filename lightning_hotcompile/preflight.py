@@ -87,10 +87,10 @@ def other_plans(
 ) -> list[CompilePlan]:
     """Plans that can be tried, the one by rule first, then the most promising ones; on one rank only.
 
-    Other scopes have the optimizers compiled; then come other modes, of each scope.
+    Other scopes have the optimizers compiled; then come other modes, of each plan.
     """
     if config.scope != "auto" or config.targets or trainer.world_size > 1:
-        return []
+        return [plan]
     wanted = config.compile_optimizer if config.compile_optimizer != "auto" else True
     found = [
         plan_for(trainer, module, replace(config, scope=scope, compile_optimizer=wanted))
@@ -98,7 +98,9 @@ def other_plans(
     ]
     scopes = [other for other in found if not other.is_empty]
     modes = other_modes(config, trainer_facts.device_type(module))
-    return [plan, *scopes, *(replace(each, mode=mode) for mode in modes for each in (plan, *scopes))]
+    lean = plan.without_optimizers()
+    plans = (plan, *scopes, *([lean] if lean is not None else ()))
+    return [plan, *scopes, *(replace(each, mode=mode) for mode in modes for each in plans)]
 
 
 def other_modes(config: HotCompileConfig, device_type: str) -> tuple[str, ...]:

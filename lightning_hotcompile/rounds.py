@@ -74,6 +74,7 @@ class Rounds:
     ) -> None:
         self.now = make(first, None)
         self._lean = first.without_optimizers() if may_spare else None
+        self._was_weighed = False
         self._make = make
         self._others = others
         self._memory = memory
@@ -106,35 +107,45 @@ class Rounds:
             if not track.hot:
                 return
             self._abandon_trial()  # another signature needs a plan that is known to be good
-        if track.phase is Phase.OBSERVING and self._best is None and not track.is_waiting:
-            self._begin_with_known(track)
-            self._begin_with_lean(track)
+        undecided = track.phase is Phase.OBSERVING and self._best is None and not track.is_waiting
+        if undecided and self._begin(track):
+            return  # the other plan knows nothing yet of the batch of this step
         before = track.phase
         self.now.moves.move(track, steps)
         if track.phase is not before and track.phase in (Phase.STEADY, Phase.REVERTED):
             self._end_round(track)
 
-    def _begin_with_known(self, track: Track) -> None:
-        """Begin with the plan that an earlier run has found to be the best."""
+    def _begin(self, track: Track) -> bool:
+        """Whether this signature begins with another plan than the one by rule, from its next step on."""
+        if self._has_begun:
+            return False
         known = self._memory.of(track.signature)
-        if known is None or known.verdict == "bad" or known.scope == self.now.plan.name or self._has_begun:
-            return
-        plans = [*([self._lean] if self._lean is not None else ()), *self._others()]
-        chosen = next((plan for plan in plans if plan.name == known.scope), None)
-        if chosen is not None:
-            self._go_to(self._make(chosen, None))
+        begins = (
+            self._first_of(track) if known is None or known.verdict == "bad" else self._known(known.scope)
+        )
+        if begins is not None:
+            self._go_to(begins)
+        return begins is not None
 
-    def _begin_with_lean(self, track: Track) -> None:
-        """Leave the optimizers eager at first where that is expected to make the run shorter."""
-        if self._lean is None or self._has_begun:
-            return
-        whole = self.now.weighing.weighed(track)
-        if whole is None or whole.net_s is None:
-            return
-        lean, self._lean = self._make(self._lean, None), None
-        weighed = lean.weighing.weighed(track)
-        if weighed is not None and weighed.net_s is not None and weighed.net_s > whole.net_s:
-            self._go_to(lean)
+    def _known(self, name: str) -> Round | None:
+        """The plan that an earlier run has begun with, or found to be the best."""
+        if name == self.now.plan.name:
+            return None
+        plans = [*([self._lean] if self._lean is not None else ()), *self._others()]
+        chosen = next((plan for plan in plans if plan.name == name), None)
+        return None if chosen is None else self._make(chosen, None)
+
+    def _first_of(self, track: Track) -> Round | None:
+        """The plan without its optimizers, if that is expected to leave the run shorter; asked once."""
+        whole = None if self._lean is None or self._was_weighed else self.now.weighing.weighed(track)
+        if whole is None or whole.net_s is None or self._lean is None:
+            return None
+        self._was_weighed = True
+        round_ = self._make(self._lean, None)
+        lean = round_.weighing.weighed(track)
+        if lean is None or lean.net_s is None or not lean.expected_saving_s:
+            return None
+        return round_ if (lean.go, lean.net_s) > (whole.go, whole.net_s) else None
 
     @property
     def _has_begun(self) -> bool:
@@ -205,11 +216,11 @@ class Rounds:
         return False
 
     def _is_candidate(self, plan: CompilePlan) -> bool:
-        """Modes are tried on the scope that is kept, and on none if nothing helps."""
-        best = self._best
-        if plan.mode is None or best is None:
+        """Modes are tried on what is kept, and on nothing if nothing helps."""
+        if plan.mode is None or self._best is None:
             return plan.mode is None
-        return plan.scope == best.round.plan.scope and best.state.phase is Phase.STEADY
+        usual, best = replace(plan, mode=None), self._best
+        return usual.name == best.round.plan.name and best.state.phase is Phase.STEADY
 
     def _go_to(self, following: Round) -> None:
         self.now = following

@@ -85,8 +85,8 @@ class Session:
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
             return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)
 
-        others = functools.partial(other_plans, trainer, module, config, plan)
-        spare = config.compile_optimizer == "auto"
+        others = functools.cache(functools.partial(other_plans, trainer, module, config, plan))
+        spare = config.compile_optimizer == "auto" and config.max_flips > 1 and config.min_speedup > 0
         self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self.heap = HeapWatch(module.device.type, wanted=config.keep_freed_memory and stage == TRAIN)

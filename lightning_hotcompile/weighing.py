@@ -13,10 +13,12 @@ from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.plan.forecast import (
+    GAIN_OF_ONE_MORE,
     WARM_SHARE,
     Child,
     Decision,
     Expectation,
+    expected_speedup,
     forecast,
     forgone_s,
     worth_one_more,
@@ -66,7 +68,7 @@ class Weighing:
         self._memory = memory
 
     def known(self, track: Track) -> Profile | None:
-        """What an earlier run has found out about this plan."""
+        """What an earlier run has found out that has measured this plan, or began with it."""
         known = self._memory.of(track.signature)
         return known if known is not None and self._plan.name in (known.scope, *known.tried) else None
 
@@ -115,14 +117,28 @@ class Weighing:
             step_s=step_s,
             cost_s=self._cost_of_another(plan),
             spent_s=self._ledger.spent_s,
+            gain=self._gain_of_another(plan),
         )
+
+    def _gain_of_another(self, plan: CompilePlan) -> float:
+        """What it is taken to gain over the present one; by the prior where it adds the optimizers to it."""
+        if not self._adds_optimizers(plan):
+            return GAIN_OF_ONE_MORE
+        step_s = self._ledger.eager_step_s if self._on_cpu else None
+        whole, part = (
+            expected_speedup(p.regions, step_s, self._watch.op_statistics) for p in (plan, self._plan)
+        )
+        return max(1.0, whole / part)
+
+    def _adds_optimizers(self, plan: CompilePlan) -> bool:
+        mine = self._plan
+        return mine.spares_optimizers and not plan.spares_optimizers and plan.scope == mine.scope
 
     def _cost_of_another(self, plan: CompilePlan) -> float:
         """Seconds of compiling it; what the present plan has compiled alike is only loaded."""
         ops = self._watch.op_statistics
         cost_s = self._memory.expectation(plan, None, None, ops).compile_s
-        is_part = self._plan.spares_optimizers and (plan.scope, plan.mode) == (self._plan.scope, None)
-        if not is_part:
+        if not self._adds_optimizers(plan) or self._config.backend != "inductor":
             return cost_s
         return cost_s - (1 - WARM_SHARE) * self._memory.expectation(self._plan, None, None, ops).compile_s
 
@@ -130,6 +146,8 @@ class Weighing:
         """Why no child process fills the compiler's cache first, or ``None``."""
         if self._config.threshold == 0:
             return "threshold=0 compiles before the first step"
+        if self._plan.mode is not None:
+            return f"mode={self._plan.mode!r} times kernels, which a training beside it would disturb"
         return why_not(self._config.prewarm, self._config.backend, self._flip.ahead.surroundings())
 
     @cached_property

@@ -59,8 +59,8 @@ def test_many_faults_in_each_step_are_ended_once(made_up: Callable[[int, int], H
     assert run(watch, 30) == [4]
     assert (watch.before, watch.after, machine.kept, watch.is_watching) == (900, 3, 1, False)
     assert list(watch.in_words()) == [
-        "steps took memory from the system anew, 900 page faults each; glibc keeps up to 64 MiB of "
-        "freed memory until the process ends: 3 page faults a step"
+        "steps took memory from the system anew, 900 page faults each; glibc was told to keep freed blocks "
+        "of less than 32 MiB until the process ends: 3 page faults a step"
     ]
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile, HotCompileConfig, preflight
+from lightning_hotcompile import HotCompile, HotCompileConfig, memory, plan_compile, preflight
+from lightning_hotcompile.moves import Moves
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.rounds import Rounds
+from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.store.store import Store
+from lightning_hotcompile.swap.installation import Installation
+from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepTime
+from lightning_hotcompile.weighing import Weighing
 from tests.hot import assert_same
 from tests.made_up_machine import STEP_S, Machine
 from tests.models import Net, fit, seeded
@@ -189,24 +196,30 @@ class TestOptimizersThatStayEager:
         assert machine.graphs["step"] == 1
         assert machine.graphs["optimizer"] == 0
         assert LEAN in report.plan.splitlines()[0]
-        note = "optimizer 0 (AdamW) stays eager: its compile is not expected to pay in this run"
-        assert note in report.notes
+        assert "optimizer 0 (AdamW) is left out, for a shorter compile" in report.notes
         assert report.eager_parts == ()
 
     def test_not_in_a_long_one(self, train: Callable[..., HotCompile]) -> None:
         report = train(Machine(step=-4.0, optimizer=-4.0)).report
         assert (report.scope, next(iter(report.tried))) == ("step", "step")
 
-    @pytest.mark.parametrize("options", [{"compile_optimizer": True}, {"cost_gate": False}], ids=str)
+    @pytest.mark.parametrize(
+        "options",
+        [{"compile_optimizer": True}, {"cost_gate": False}, {"max_flips": 1}, {"min_speedup": 0.0}],
+        ids=str,
+    )
     def test_not_where_all_was_asked_for(
         self, train: Callable[..., HotCompile], options: dict[str, Any]
     ) -> None:
         assert train(Machine(step=-4.0, optimizer=-4.0), self.SHORT, **options).report.scope == "step"
 
-    def test_a_longer_run_begins_so_and_then_tries_all(self, train: Callable[..., HotCompile]) -> None:
-        train(Machine(step=-4.0, optimizer=-4.0), self.SHORT)
+    @pytest.mark.parametrize("scope", ["auto", "step"])
+    def test_a_longer_run_begins_so_and_then_tries_all(
+        self, train: Callable[..., HotCompile], scope: str
+    ) -> None:
+        train(Machine(step=-4.0, optimizer=-4.0), self.SHORT, scope=scope)
         machine = Machine(step=-4.0, module=1.0, optimizer=-4.0)
-        report = train(machine).report
+        report = train(machine, scope=scope).report
         assert list(report.tried)[:2] == [LEAN, "step"]
         assert (report.phase, report.scope) == ("steady", "step")
         assert report.speedup is not None
@@ -226,6 +239,40 @@ class TestOptimizersThatStayEager:
         assert train(Machine(step=-4.0), 15).report.phase == "settling"
         machine = Machine(step=-4.0, optimizer=-4.0)
         assert next(iter(train(machine).report.tried)) == LEAN
+
+    def test_not_where_the_step_alone_would_save_nothing(
+        self, train: Callable[..., HotCompile], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gains = {("step",): 0.9, ("step", "optimizer"): 1.05}
+        monkeypatch.setattr(memory, "expected_speedup", lambda r, *_: gains[tuple(x.kind for x in r)])
+        report = train(Machine(), 30).report
+        assert (report.phase, report.scope) == ("declined", "step")
+
+    def test_each_decision_is_about_the_batch_of_its_step(
+        self, train: Callable[..., HotCompile], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun: list[tuple[str, bool]] = []
+        usual = Moves.move
+
+        def move(moves: Moves, track: Track, steps: int) -> None:
+            begun.append((moves._plan.name, moves._flip.batch._batch is not None))
+            usual(moves, track, steps)
+
+        monkeypatch.setattr(Moves, "move", move)
+        train(Machine(step=-4.0), self.SHORT)
+        assert {name for name, _ in begun} == {"step", LEAN}
+        assert all(known for _, known in begun)
+
+    def test_a_compile_that_found_a_part_in_the_cache_says_nothing_about_others(
+        self, train: Callable[..., HotCompile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Installation, "was_warm", None)
+        report = train(Machine(step=-4.0, optimizer=-4.0)).report
+        store = Store(tmp_path / "store")
+        (file,) = store._records.profiles()
+        assert report.phase == "steady"
+        assert Profile.from_bytes(file.read_bytes()).compile_s is None
+        assert store.compile_samples() == ()
 
     def test_weights_are_the_same(self, train: Callable[..., HotCompile]) -> None:
         plain = seeded(Net)
@@ -276,6 +323,19 @@ class TestModes:
         report = train(machine, self.STEPS).report
         assert (report.phase, list(report.tried)) == ("steady", [f"step, {TUNED}"])
         assert machine.graphs["module"] == 0
+
+    def test_its_compile_says_nothing_about_others(
+        self, train: Callable[..., HotCompile], tmp_path: Path
+    ) -> None:
+        report = train(Machine(step=-2.0, module=-2.0, tuned=-0.5), self.STEPS).report
+        assert report.scope.endswith(TUNED)
+        assert Store(tmp_path / "store").compile_samples() == ()
+
+    def test_no_child_process_compiles_it(self) -> None:
+        unused: Any = None
+        plan = replace(plan_compile(seeded(Net), scope="step"), mode=TUNED)
+        weighing = Weighing(unused, HotCompileConfig(), plan, unused, unused, unused, "train", unused)
+        assert "times kernels" in str(weighing.why_no_prewarm())
 
     def test_none_is_tried_where_nothing_helps(self, train: Callable[..., HotCompile]) -> None:
         machine = Machine(step=4.0, module=1.0, optimizer=2.0)

@@ -180,7 +180,13 @@ def forgone_s(eager_s: float, expected: Expectation) -> float:
 
 
 def worth_one_more(
-    *, plan: str, remaining_steps: int | None, step_s: float, cost_s: float, spent_s: float
+    *,
+    plan: str,
+    remaining_steps: int | None,
+    step_s: float,
+    cost_s: float,
+    spent_s: float,
+    gain: float = GAIN_OF_ONE_MORE,
 ) -> Decision:
     """Whether one more plan is tried in a run that has one already, or has none that helped.
 
@@ -192,12 +198,13 @@ def worth_one_more(
         step_s: seconds of a step as it is now.
         cost_s: seconds that compiling the plan takes.
         spent_s: seconds that this run has spent in steps so far.
+        gain: that it is taken to have over the present step.
     """
     left_s = spent_s if remaining_steps is None else remaining_steps * step_s
-    saving = left_s * (1 - 1 / GAIN_OF_ONE_MORE)
+    saving = left_s * (1 - 1 / gain)
     facts = (
         f"scope {plan} costs about {cost_s:.0f} s to compile, and if it gains "
-        f"{100 * (GAIN_OF_ONE_MORE - 1):.0f}% it saves {saving:.0f} s in what is left"
+        f"{100 * (gain - 1):.0f}% it saves {saving:.0f} s in what is left"
     )
     go = saving > cost_s
     words = "one more plan is tried" if go else "no other plan is tried"

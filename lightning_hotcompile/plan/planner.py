@@ -71,7 +71,7 @@ class CompilePlan:
         spared, others = self.of_kind("optimizer"), [r for r in self.regions if r.kind != "optimizer"]
         if not spared or not others:
             return None
-        why = "stays eager: its compile is not expected to pay in this run"
+        why = "is left out, for a shorter compile"
         notes = (*self.notes, *(f"{region.name} ({region.class_name}) {why}" for region in spared))
         return replace(self, regions=tuple(others), notes=notes, spares_optimizers=True)
 

@@ -82,7 +82,7 @@ class Profile:
         reason: why, in words; cut to 2000 characters.
         scope: name of the plan that was kept.
         eager_parts: parts of the plan that were left eager, since the step is faster without them.
-        tried: scopes that were measured in the run that judged.
+        tried: names of the plans that were measured in the run that judged.
         speedup: eager time / compiled time, with the ends of its interval; all three or none.
         speedup_low: lower end of the interval.
         speedup_high: upper end of the interval.
@@ -196,9 +196,10 @@ def merged(one: Profile, other: Profile, *, now: str, adds: bool = True) -> Prof
     older, newer = sorted((one, other), key=lambda p: _age_key(p, now))
     judge = max(newer, older, key=lambda p: _WEIGHT[p.verdict])  # of two with the same weight the newer
     fields = {name: getattr(judge, name) for name in _JUDGEMENT}
+    same = older.scope == newer.scope  # what one plan has cost says nothing about another
     for name in _COSTS:
         known = getattr(newer, name)
-        fields[name] = getattr(older, name) if known is None else known
+        fields[name] = getattr(older, name) if known is None and same else known
     fields["forgone_s"] = _forgone_s(older, newer, adds) if newer.verdict == "declined" else None
     runs = min(one.runs + other.runs, 1_000_000_000)
     return dataclasses.replace(newer, **fields, runs=runs)

@@ -16,8 +16,11 @@ import os
 LARGEST = (32 << 20) - (64 << 10)
 """Bytes of a block that raises both thresholds to their most."""
 
-KEPT = 64 << 20
-"""Bytes that may stay free at the end of the heap then."""
+_IS_MAPPED = 2
+"""The bit in a block's header, the word before it, which says that it was mapped."""
+
+_TRIES = 4
+"""Blocks that may come from free memory in the heap before one is mapped."""
 
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
@@ -37,24 +40,42 @@ def why_not_kept() -> str | None:
         name = ""
     if not name.startswith("glibc"):
         return "the C library is not glibc"
+    if not _malloc_is_glibcs():
+        return "another allocator than glibc's is in use"
     chosen = [setting for setting in _SETTINGS if setting in os.environ]
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         chosen.append("GLIBC_TUNABLES")
     return f"{chosen[0]} is set" if chosen else None
 
 
-def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed, up to :data:`KEPT` bytes, until the process ends; whether it was told.
-
-    One large block is made and freed, none of its pages is touched. A second call does nothing new.
-    """
+def _malloc_is_glibcs() -> bool:
+    """Not if jemalloc or tcmalloc was loaded before it, or if that cannot be told."""
     try:
-        libc = ctypes.CDLL(None)
-        malloc, free = libc.malloc, libc.free
-    except (OSError, AttributeError):  # a Python that was linked in an unusual way
+        used, own = (ctypes.CDLL(library).malloc for library in (None, "libc.so.6"))
+    except (OSError, AttributeError):
         return False
-    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    free.restype, free.argtypes = None, [ctypes.c_void_p]
-    block = malloc(LARGEST)
-    free(block)
-    return block is not None
+    return ctypes.cast(used, ctypes.c_void_p).value == ctypes.cast(own, ctypes.c_void_p).value
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep what is freed, until the process ends; whether there was memory for it.
+
+    A large block is mapped and freed, none of its pages is touched. Only where :func:`why_not_kept` has no
+    reason: blocks of other allocators have no such headers. A second call does nothing new: such a block
+    then comes from the heap.
+    """
+    libc = ctypes.CDLL("libc.so.6")
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    blocks = list[int]()
+    mapped = False
+    while not mapped and len(blocks) < _TRIES:
+        block = libc.malloc(LARGEST)
+        if block is None:
+            break
+        blocks.append(block)
+        header = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t))
+        mapped = bool(header.value & _IS_MAPPED)
+    for block in blocks:
+        libc.free(block)
+    return bool(blocks)

@@ -231,10 +231,10 @@ class Installation:
         )
 
     @property
-    def was_warm(self) -> bool:
-        """Whether the compiler found all graphs in its cache."""
-        graphs = self.witness.graphs
-        return bool(graphs) and all(graph.cache_hit for graph in graphs)
+    def was_warm(self) -> bool | None:
+        """Whether the compiler found all graphs in its cache; ``None`` if it found some of them."""
+        hits = {bool(graph.cache_hit) for graph in self.witness.graphs}
+        return None if len(hits) > 1 else hits == {True}
 
     @property
     def graph_breaks(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lightning_hotcompile import HotCompile
+from lightning_hotcompile.rounds import CLEARLY_BETTER
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
 
@@ -31,5 +32,5 @@ def test_a_mode_is_tried_and_the_best_is_kept(cheap_compiles: None, tmp_path: Pa
     assert "NOT right" not in report.parity
     if max(report.tried["step"], report.tried["module"]) > 1:
         assert any(name.endswith(TUNED) for name in report.tried)
-        assert report.tried[report.scope] == max(report.tried.values())
+        assert report.tried[report.scope] >= max(report.tried.values()) / CLEARLY_BETTER
     assert_same(plain, model, tolerance=1e-2)
