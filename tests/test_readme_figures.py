@@ -47,6 +47,24 @@ def test_the_table_of_regret_is_the_committed_one() -> None:
     assert shown == found
 
 
+def test_the_table_of_the_steady_step_is_the_committed_one() -> None:
+    arms = ("eager", "step", "step+optimizer")
+    found: dict[str, dict[str, str]] = {}
+    for r in csv_rows("steady"):
+        measured = f"{float(r['ratio'] or 0):.3f} [{float(r['low'] or 0):.3f}, {float(r['high'] or 0):.3f}]"
+        found.setdefault(r["case"], {})[r["plan"]] = measured if r["ratio"] else "not possible"
+    shown = {row[0]: row[2:] for row in rows_below("case | callback")}
+    assert shown == {case: [cells[arm] for arm in arms] for case, cells in found.items()}
+
+
+def test_the_table_of_freed_memory_is_the_committed_one() -> None:
+    lines = (RESULTS / "heap" / "heap.md").read_text(encoding="utf-8").splitlines()
+    committed = [line for line in lines if re.match(r"\| [\w-]+ \| [\d,]+ \|", line)]
+    assert rows_below("case | page faults") == [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in committed
+    ]
+
+
 def test_the_table_of_scopes_is_the_committed_one() -> None:
     names = ("step+optimizer", "step", "module+optimizer", "regions+optimizer")
     found: dict[str, dict[str, str]] = {}

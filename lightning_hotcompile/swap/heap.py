@@ -5,7 +5,7 @@ its heap once that is more than its trim threshold, and maps blocks above its mm
 the next step then pays for each page that it touches. Both thresholds begin at 128 KiB, and grow whenever a
 mapped block is freed: to its size, and to twice its size, up to 32 MiB (``mallopt(3)``). So what a step pays
 depends on the largest block that happened to be freed before it: of small convolutional networks on 2 CPU
-cores between a tenth and a third of the time.
+cores a tenth to a quarter of the time (suite ``heap``).
 """
 
 from __future__ import annotations
