@@ -202,7 +202,8 @@ class Memory:
         """With 0 seconds counting begins anew: else each run after this one would compile in vain as well."""
         if self._store is None or not self._keeps_code:
             return
-        if self.of(signature) is not None and self._holds_graphs():
+        known = self.of(signature)
+        if known is not None and report.scope in (known.scope, *known.tried) and self._holds_graphs():
             return
         if seconds is not None and (seconds > 0 or self.forgone_s(signature) > 0):
             profile = self._profile(signature, report, "declined")

@@ -17,6 +17,7 @@ from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.rounds import Rounds
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
+from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepTime
@@ -232,6 +233,23 @@ class TestOptimizersThatStayEager:
         assert (first.phase, list(first.tried)) == ("reverted", [LEAN])
         again = train(Machine(step=2.0, optimizer=-6.0), self.SHORT).report
         assert (again.phase, list(again.tried)) == ("steady", ["step"])
+
+    def test_nor_does_it_keep_short_runs_of_the_whole_from_adding_up(
+        self, train: Callable[..., HotCompile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
+        monkeypatch.setattr(inductor_paths, "holds_graphs", lambda folder: True)
+        monkeypatch.setattr(Store, "compile_samples", lambda self: ())
+        assert train(Machine(step=2.0, optimizer=-6.0), self.SHORT).report.phase == "reverted"
+        (file,) = Store(tmp_path / "store")._records.profiles()
+        sums = []
+        for _ in range(2):
+            report = train(Machine(step=2.0, optimizer=-6.0), 12).report
+            assert (report.phase, report.scope) == ("declined", "step"), report.decision
+            profile = Profile.from_bytes(file.read_bytes())
+            assert (profile.verdict, profile.scope) == ("bad", LEAN)
+            sums.append(profile.forgone_s or 0.0)
+        assert sums[1] > sums[0] > 0
 
     def test_what_was_not_measured_in_the_run_before_is_begun_alike(
         self, train: Callable[..., HotCompile]

@@ -84,7 +84,7 @@ def run(case: Case, steps: int, *, keep: bool) -> dict[str, Any]:
     torch.manual_seed(2)
     trainer.fit(case.model(), torch.utils.data.DataLoader(case.batches(), batch_size=None))
     if not halves.kept:
-        raise RuntimeError(f"glibc was not told: {heap.why_not_kept() or 'no block was mapped'}")
+        raise RuntimeError(f"glibc was not told: {heap.why_not_kept() or 'another allocator is in use'}")
     left_out = min(FIRST_LEFT_OUT, steps // 2) + max(LEFT_OUT)
     before, after = halves.halves
     return {

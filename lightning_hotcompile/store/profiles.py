@@ -196,10 +196,9 @@ def merged(one: Profile, other: Profile, *, now: str, adds: bool = True) -> Prof
     older, newer = sorted((one, other), key=lambda p: _age_key(p, now))
     judge = max(newer, older, key=lambda p: _WEIGHT[p.verdict])  # of two with the same weight the newer
     fields = {name: getattr(judge, name) for name in _JUDGEMENT}
-    same = older.scope == newer.scope  # what one plan has cost says nothing about another
+    of_plan = [p for p in (newer, older) if p.scope == judge.scope]  # what another has cost says nothing
     for name in _COSTS:
-        known = getattr(newer, name)
-        fields[name] = getattr(older, name) if known is None and same else known
+        fields[name] = next((cost for p in of_plan if (cost := getattr(p, name)) is not None), None)
     fields["forgone_s"] = _forgone_s(older, newer, adds) if newer.verdict == "declined" else None
     runs = min(one.runs + other.runs, 1_000_000_000)
     return dataclasses.replace(newer, **fields, runs=runs)

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 
 LARGEST = (32 << 20) - (64 << 10)
 """Bytes of a block that raises both thresholds to their most."""
 
-_IS_MAPPED = 2
-"""The bit in a block's header, the word before it, which says that it was mapped."""
-
 _TRIES = 4
 """Blocks that may come from free memory in the heap before one is mapped."""
+
+_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+"""Of ``struct mallinfo2`` (``mallinfo(3)``)."""
 
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
@@ -40,42 +44,54 @@ def why_not_kept() -> str | None:
         name = ""
     if not name.startswith("glibc"):
         return "the C library is not glibc"
-    if not _malloc_is_glibcs():
-        return "another allocator than glibc's is in use"
     chosen = [setting for setting in _SETTINGS if setting in os.environ]
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         chosen.append("GLIBC_TUNABLES")
     return f"{chosen[0]} is set" if chosen else None
 
 
-def _malloc_is_glibcs() -> bool:
-    """Not if jemalloc or tcmalloc was loaded before it, or if that cannot be told."""
-    try:
-        used, own = (ctypes.CDLL(library).malloc for library in (None, "libc.so.6"))
-    except (OSError, AttributeError):
-        return False
-    return ctypes.cast(used, ctypes.c_void_p).value == ctypes.cast(own, ctypes.c_void_p).value
-
-
 def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed, until the process ends; whether there was memory for it.
+    """Let glibc keep what is freed, until the process ends; whether it was glibc that was asked for memory.
 
-    A large block is mapped and freed, none of its pages is touched. Only where :func:`why_not_kept` has no
-    reason: blocks of other allocators have no such headers. A second call does nothing new: such a block
-    then comes from the heap.
+    A large block is mapped and freed, none of its pages is touched. Blocks of jemalloc or tcmalloc do not
+    show in glibc's own account. A second call does nothing new: such a block then comes from the heap.
     """
-    libc = ctypes.CDLL("libc.so.6")
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
-    blocks = list[int]()
-    mapped = False
+    try:
+        process, account = ctypes.CDLL(None), _account()
+        malloc, free = process.malloc, process.free
+    except (OSError, AttributeError):  # a Python that was linked in an unusual way
+        return False
+    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    free.restype, free.argtypes = None, [ctypes.c_void_p]
+    blocks, mapped, in_heap = list[int](), False, False
     while not mapped and len(blocks) < _TRIES:
-        block = libc.malloc(LARGEST)
+        before = account()
+        block = malloc(LARGEST)
         if block is None:
             break
         blocks.append(block)
-        header = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t))
-        mapped = bool(header.value & _IS_MAPPED)
+        grown = [after - then for after, then in zip(account(), before, strict=True)]
+        mapped, in_heap = grown[0] >= LARGEST, in_heap or grown[1] >= LARGEST
     for block in blocks:
-        libc.free(block)
-    return bool(blocks)
+        free(block)
+    return mapped or in_heap
+
+
+def _account() -> Callable[[], tuple[int, int]]:
+    """Glibc's own account: bytes in mapped blocks, and bytes in use in its heap.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    libc = ctypes.CDLL("libc.so.6")
+    has_wide = hasattr(libc, "mallinfo2")  # glibc 2.33
+    read = libc.mallinfo2 if has_wide else libc.mallinfo
+    number = ctypes.c_size_t if has_wide else ctypes.c_int
+    kind = type("Account", (ctypes.Structure,), {"_fields_": [(name, number) for name in _FIELDS]})
+    read.restype, read.argtypes = kind, []
+
+    def account() -> tuple[int, int]:
+        found = read()
+        return found.hblkhd, found.uordblks
+
+    return account
