@@ -73,8 +73,13 @@ IMPORT_LIGHTNING = {
 }
 
 PRIVATE_TORCH = {
-    # Dynamo, Inductor and AOTAutograd: the one file for private API of the compiler.
+    # Dynamo, Inductor and AOTAutograd: the file for private API of the compiler.
     "swap.dynamo": None,
+    # Dynamo's run-only mode.
+    "swap.compiled_function": {
+        "torch._dynamo",
+        "_isolate_recompiles_id",
+    },
     # The backends behind Dynamo.
     "swap.compilers": None,
     # Where Inductor keeps its files; it has no option for the precompiled headers.
@@ -106,8 +111,16 @@ PRIVATE_TORCH = {
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.dynamic_dims": {"_dynamo"},
     "swap.warmup": {"torch.utils._pytree"},
-    # What torch.optim and Lightning leave on a wrapped step.
-    "swap.optimizer": {"_opt_called", "_wrapped_by_lr_sched"},
+    # What torch.optim and Lightning leave on a wrapped step, and who is told of it.
+    "swap.optimizer": {
+        "_opt_called",
+        "_wrapped_by_lr_sched",
+        "_is_profiler_enabled",
+        "_optimizer_step_pre_hooks",
+        "_optimizer_step_post_hooks",
+        "_global_optimizer_pre_hooks",
+        "_global_optimizer_post_hooks",
+    },
     "receipt.metrics": {"_batches_that_stepped"},
 }
 """Private attributes and imports of other packages, by module; ``None`` allows any."""

@@ -22,11 +22,13 @@ import torch._dynamo
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hotcompile.swap import compilers, dynamo
+from lightning_hotcompile.swap import compiled_function, compilers, dynamo
+from lightning_hotcompile.swap.compiled_function import CompiledFunction, without_disable
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
@@ -39,7 +41,7 @@ def counter() -> CompileCounterWithBackend:
 
 
 def swap(module: nn.Module, backend: Any) -> None:
-    compiled = dynamo.compile_isolated(call_module, backend, dynamic=None, fullgraph=False)
+    compiled = CompiledFunction(call_module, backend, dynamic=None, fullgraph=False)
     module._compiled_call_impl = functools.partial(compiled, module)
 
 
@@ -90,7 +92,7 @@ class TestModules:
     def test_without_isolation_a_fresh_code_object_does_the_same(
         self, counter: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dynamo, "_HAS_ISOLATION", False)
+        monkeypatch.setattr(compiled_function, "_HAS_ISOLATION", False)
         for width in range(4, 16):
             block = Block(width)
             swap(block, counter)
@@ -98,7 +100,7 @@ class TestModules:
         assert counter.frame_count == 12
 
     def test_identical_blocks_share_one_graph(self, counter: Any) -> None:
-        compiled = dynamo.compile_isolated(call_module, counter, dynamic=None, fullgraph=False)
+        compiled = CompiledFunction(call_module, counter, dynamic=None, fullgraph=False)
         x = torch.randn(2, 4, requires_grad=True)
         for block in (Block(4) for _ in range(12)):
             x = compiled(block, x)
@@ -373,25 +375,192 @@ class TestCapturedGraphs:
         compiled(torch.ones(2))
 
 
-class TestStances:
-    def test_reuse_only_runs_what_is_compiled_and_compiles_nothing_new(self, counter: Any) -> None:
-        runs: list[int] = []
+class Counting:
+    """A backend that runs graphs as they are and counts them and their runs."""
+
+    def __init__(self) -> None:
+        self.graphs = self.runs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
+
+
+class TestReuse:
+    def test_reuse_runs_what_is_compiled_and_compiles_nothing_new(self) -> None:
+        backend = Counting()
+        compiled = CompiledFunction(lambda x: x * 7, backend, dynamic=False, fullgraph=False)
+        torch.testing.assert_close(compiled.reuse(torch.ones(2)), torch.full((2,), 7.0))
+        assert (backend.graphs, backend.runs) == (0, 0)
+        compiled.compile(torch.ones(2))
+        compiled.reuse(torch.ones(2))
+        assert (backend.graphs, backend.runs) == (1, 2)
+        torch.testing.assert_close(compiled.reuse(torch.ones(3)), torch.full((3,), 7.0))
+        assert (backend.graphs, backend.runs) == (1, 2)
+
+    def test_reuse_goes_on_after_a_graph_break(self) -> None:
+        def function(x: Tensor) -> Tensor:
+            x = x * 2
+            torch._dynamo.graph_break()
+            return x + 1
+
+        backend = Counting()
+        compiled = CompiledFunction(function, backend, dynamic=None, fullgraph=False)
+        compiled.compile(torch.ones(2))
+        assert (backend.graphs, backend.runs) == (2, 2)
+        compiled.reuse(torch.ones(2))
+        assert (backend.graphs, backend.runs) == (2, 4)
+
+    def test_two_of_one_code_do_not_share_their_graphs(self) -> None:
+        def function(x: Tensor) -> Tensor:
+            return x.sin()
+
+        backends = Counting(), Counting()
+        first, second = (
+            CompiledFunction(function, backend, dynamic=False, fullgraph=False) for backend in backends
+        )
+        first.compile(torch.ones(2))
+        second.reuse(torch.ones(2))
+        assert [b.runs for b in backends] == [1, 0]
+        second.compile(torch.ones(2))
+        first.reuse(torch.ones(2))
+        second.reuse(torch.ones(2))
+        assert [b.runs for b in backends] == [2, 2]
+
+    @pytest.mark.parametrize("stance", ["default", "eager_on_recompile"])
+    def test_what_is_disabled_runs_without_dynamo_unless_a_stance_says_otherwise(self, stance: str) -> None:
+        callbacks: list[Any] = []
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def outside() -> None:
+            callbacks.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+
+        with torch.compiler.set_stance(stance):
+            outside()
+        # run-only for each frame in there: the reason to do without the stance
+        assert callbacks == [None if stance == "default" else False]
+
+    def test_code_that_the_user_compiles_goes_its_own_way(self, counter: Any) -> None:
+        theirs = torch.compile(lambda x: x * 3, backend=counter)
+
+        def function(x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return outside(x)
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def outside(x: Tensor) -> Tensor:
+            return theirs(x)
+
+        ours = CompiledFunction(function, Counting(), dynamic=None, fullgraph=False)
+        ours.reuse(torch.ones(2))
+        assert len(counter.graphs) == 1
+
+    def test_a_function_of_torchs_own_is_reused_too(self) -> None:
+        backend = Counting()
+        compiled = CompiledFunction(torch.nn.functional.gelu, backend, dynamic=False, fullgraph=False)
+        compiled.compile(torch.ones(2))
+        compiled.reuse(torch.ones(2))
+        assert (backend.graphs, backend.runs) == (1, 2)
+
+    def test_compiled_code_is_called_with_dynamo_off_and_needs_no_second_switch(self) -> None:
+        callbacks: list[Any] = []
 
         def backend(graph: Any, inputs: Any) -> Any:
             def run(*args: Any) -> Any:
-                runs.append(1)
+                callbacks.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
                 return graph.forward(*args)
 
+            switched_off = torch.compiler.disable(run)
+            assert without_disable(switched_off) is run
+            assert without_disable(run) is run
             return run
 
-        compiled = torch.compile(lambda x: x * 7, backend=backend, dynamic=False)
-        compiled(torch.ones(2))
-        with dynamo.ReuseOnly():
-            compiled(torch.ones(2))
-            assert len(runs) == 2
-            compiled(torch.ones(3))
-        assert len(runs) == 2
+        compiled = CompiledFunction(lambda x: x * 2, backend, dynamic=False, fullgraph=False)
+        compiled.compile(torch.ones(2))
+        compiled.reuse(torch.ones(2))
+        assert callbacks == [None, None]
 
+    def test_what_aotautograd_returns_is_switched_off_once_more(self) -> None:
+        kinds: list[bool] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            compiled = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+            kinds.append(without_disable(compiled) is compiled)
+            return compiled
+
+        torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
+        assert kinds == [False]
+
+    @pytest.mark.parametrize(("stance", "runs"), [("force_eager", 1), ("default", 2)])
+    def test_a_stance_of_the_users_holds(self, stance: str, runs: int) -> None:
+        backend = Counting()
+        compiled = CompiledFunction(lambda x: x * 5, backend, dynamic=False, fullgraph=False)
+        compiled.compile(torch.ones(2))
+        with torch.compiler.set_stance(stance):
+            compiled.reuse(torch.ones(2))
+        assert backend.runs == runs
+
+
+class TestHookGuards:
+    """That guards look at the four kinds of hooks, and not at which of them take keywords."""
+
+    @staticmethod
+    def names() -> list[str]:
+        seen: list[str] = []
+        block = Block(4)
+
+        def tell(builder: Any, guard: Any) -> None:
+            seen.append(guard.name)
+            guard_no_hooks(builder, guard)
+
+        guard_no_hooks = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = functools.wraps(guard_no_hooks)(tell)
+        try:
+            with dynamo.compiling_allowed(suppress_errors=False):
+                CompiledFunction(call_module, Counting(), dynamic=None, fullgraph=True)(
+                    block, torch.ones(2, 4)
+                )
+        finally:
+            GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_no_hooks
+        return seen
+
+    def test_each_module_has_four(self) -> None:
+        kinds = {name.rpartition(".")[2] for name in self.names()}
+        assert kinds == {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
+
+    def test_it_is_as_before_afterwards(self) -> None:
+        before = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+        with dynamo.compiling_allowed(suppress_errors=False):
+            assert GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT is not before
+        assert GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT is before
+
+    @pytest.mark.parametrize("with_kwargs", [False, True])
+    @pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward", "full_backward_pre"])
+    def test_a_hook_of_any_kind_is_noticed(self, kind: str, with_kwargs: bool) -> None:
+        backend, calls = Counting(), list[str]()
+        block = Block(4)
+        compiled = CompiledFunction(call_module, backend, dynamic=None, fullgraph=False)
+        with dynamo.compiling_allowed(suppress_errors=False):
+            compiled.compile(block, torch.ones(2, 4, requires_grad=True))
+        compiled.reuse(block, torch.ones(2, 4, requires_grad=True))
+        assert backend.runs == 2
+        keywords = {"with_kwargs": True} if with_kwargs and "backward" not in kind else {}
+        register = getattr(block, f"register_{kind}_hook")
+        handle = register(lambda *args: calls.append(kind), **keywords)
+        compiled.reuse(block, torch.ones(2, 4, requires_grad=True)).sum().backward()
+        assert calls == [kind]
+        assert backend.runs == 2
+        handle.remove()
+        compiled.reuse(block, torch.ones(2, 4, requires_grad=True))
+        assert backend.runs == 3
+
+
+class TestIntegers:
     def test_listed_integers_are_symbols_from_the_first_compile_on(self, counter: Any) -> None:
         def step(args: tuple[Any, ...]) -> Tensor:
             return args[0] * args[1]
@@ -519,7 +688,7 @@ class TestHooks:
     def test_a_hook_on_one_of_two_equal_blocks_runs_when_guards_look_at_hooks(self, counter: Any) -> None:
         first, second, x = Block(4), Block(4), torch.randn(2, 4, requires_grad=True)
         second.register_forward_hook(lambda module, args, output: output * 0)
-        compiled = dynamo.compile_isolated(call_module, counter, dynamic=None, fullgraph=False)
+        compiled = CompiledFunction(call_module, counter, dynamic=None, fullgraph=False)
         with dynamo.compiling_allowed(suppress_errors=False):
             compiled(first, x)
             assert compiled(second, x).abs().sum() == 0
@@ -528,7 +697,7 @@ class TestHooks:
     def test_by_default_it_is_silently_left_out(self, counter: Any) -> None:
         first, second, x = Block(4), Block(4), torch.randn(2, 4, requires_grad=True)
         second.register_forward_hook(lambda module, args, output: output * 0)
-        compiled = dynamo.compile_isolated(call_module, counter, dynamic=None, fullgraph=False)
+        compiled = CompiledFunction(call_module, counter, dynamic=None, fullgraph=False)
         compiled(first, x)
         assert compiled(second, x).abs().sum() != 0
 
@@ -577,7 +746,7 @@ class TestNumpy:
 
     @staticmethod
     def ours(step: Any, backend: Any) -> Any:
-        return dynamo.compile_isolated(step, backend, dynamic=None, fullgraph=False)
+        return CompiledFunction(step, backend, dynamic=None, fullgraph=False)
 
     @staticmethod
     def allowed() -> contextlib.AbstractContextManager[None]:
@@ -641,8 +810,8 @@ class TestNumpy:
         step = self.ours(function, counter)
         for i in range(4):
             x = torch.arange(4.0) + i
-            with self.allowed() if i == 0 else dynamo.ReuseOnly():
-                found = step(x, x.numpy().copy())
+            with self.allowed():
+                found = (step.compile if i == 0 else step.reuse)(x, x.numpy().copy())
             torch.testing.assert_close(found, function(x, x.numpy().copy()))
 
     @pytest.mark.parametrize(
@@ -659,9 +828,7 @@ class TestNumpy:
     def test_what_has_numbers_only_is_part_of_the_graph(
         self, compute: Any, expected: float, counter: Any
     ) -> None:
-        step = dynamo.compile_isolated(
-            lambda x: x * compute(x.shape[0]), counter, dynamic=None, fullgraph=True
-        )
+        step = CompiledFunction(lambda x: x * compute(x.shape[0]), counter, dynamic=None, fullgraph=True)
         with self.allowed():
             found = step(torch.ones(4))
         assert torch.equal(found, torch.ones(4) * expected)

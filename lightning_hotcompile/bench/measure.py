@@ -25,7 +25,8 @@ from lightning_hotcompile.bench.workloads.workload import (
     Workload,
     compiled_step,
 )
-from lightning_hotcompile.swap.dynamo import CompiledFn, CompileTimer, compile_isolated
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.dynamo import CompiledFn, CompileTimer
 from lightning_hotcompile.swap.witness import Witness
 
 _log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ def _compiled_step(work: Workload, witness: Witness) -> tuple[Part | None, Optim
 
 
 def _compiler(witness: Witness, region: str) -> Callable[[CompiledFn], CompiledFn]:
-    return lambda function: compile_isolated(
+    return lambda function: CompiledFunction(
         function, witness.backend_for(region), dynamic=False, fullgraph=False
     )
 

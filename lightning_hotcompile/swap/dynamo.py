@@ -1,4 +1,4 @@
-"""The one place that touches torch's compiler internals.
+"""The place that touches torch's compiler internals.
 
 Everything here has a contract test in ``tests/test_torch_contract.py``, so that an upgrade of
 torch that changes one of them fails with its name.
@@ -7,10 +7,9 @@ torch that changes one of them fails with its name.
 from __future__ import annotations
 
 import contextlib
-import inspect
+import functools
 import logging
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,16 +19,15 @@ import torch._dynamo.utils as dynamo_utils
 import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch import Tensor
-from torch._dynamo import eval_frame
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.eval_frame import DynamoStance
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
-from lightning_hotcompile.swap.numpy_calls import NumpyByNumpy, leave_numpy_alone
+from lightning_hotcompile.swap.numpy_calls import NumpyByNumpy
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +37,6 @@ CompiledFn = Callable[..., Any]
 _break_the_graph: Callable[..., Any] = getattr(
     torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
 )
-_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,
@@ -47,34 +44,6 @@ CompilerError: tuple[type[Exception], ...] = (
     GuardOnDataDependentSymNode,
 )
 """What Dynamo raises when it cannot compile a frame, before any code of the frame ran."""
-
-
-def compile_isolated(
-    function: Callable[..., Any], backend: CompiledFn, *, dynamic: bool | None, fullgraph: bool
-) -> CompiledFn:
-    """``torch.compile`` with a recompile limit of its own.
-
-    The limit counts per code object: without isolation, many regions behind one function would
-    silently run eagerly after the eighth. Older torch gets a fresh code object instead.
-    """
-    leave_numpy_alone(backend)
-    arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
-    if _HAS_ISOLATION:
-        arguments["isolate_recompiles"] = True
-    else:
-        function = _with_own_code(function)
-    compiled: CompiledFn = torch.compile(function, **arguments)
-    return compiled
-
-
-def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    assert isinstance(function, types.FunctionType)
-    code = function.__code__.replace()
-    copy = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
 
 
 RestartCompile = RestartAnalysis
@@ -115,6 +84,7 @@ def compiling_allowed(
             ),
             KeepsBuffers(),
             _KeepsCaches(),
+            _LooksAtHooksOnce(),
             NumpyByNumpy(_break_the_graph),
         ):
             yield
@@ -174,6 +144,26 @@ class _KeepsCaches:
         dynamo_utils.warn_once = self._prior
 
 
+class _LooksAtHooksOnce:
+    """Of each module it is guarded that it has no hooks, and not also that none of these takes keywords.
+
+    Guards are a part of each step; in a model of many modules these are a third of those about hooks.
+    """
+
+    def __enter__(self) -> None:
+        self._prior = guard_no_hooks = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+
+        @functools.wraps(guard_no_hooks)
+        def guard_unless_needless(builder: GuardBuilder, guard: Any) -> None:
+            if not guard.name.endswith("_hooks_with_kwargs"):
+                guard_no_hooks(builder, guard)
+
+        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_unless_needless  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = self._prior  # type: ignore[method-assign]
+
+
 def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
     if "functools.lru_cache" in msg:
         _break_the_graph(
@@ -183,23 +173,6 @@ def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
             hints=[],
         )
     _log.debug("Dynamo warns: %s", msg)
-
-
-class ReuseOnly:
-    """A step that uses what is compiled already and runs everything else eagerly.
-
-    The same as ``torch.compiler.set_stance("eager_on_recompile")``. Set by hand, at a tenth of the cost:
-    this is done in each step.
-    """
-
-    _STANCE = DynamoStance("eager_on_recompile")
-
-    def __enter__(self) -> None:
-        self._prior = eval_frame._stance
-        eval_frame._stance = self._STANCE
-
-    def __exit__(self, *_: object) -> None:
-        eval_frame._stance = self._prior
 
 
 def dynamic_integers(patterns: Sequence[str]) -> contextlib.AbstractContextManager[Any]:

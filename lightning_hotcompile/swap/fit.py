@@ -23,20 +23,20 @@ class Fit:
     def __init__(self, region: str, witness: Witness) -> None:
         self._region = region
         self._witness = witness
-        self._misses = 0
+        self.misses = 0
+        """Calls in a row that no compiled code fitted."""
         self.is_lost = False
         """Whether compiled code exists and fits no more."""
 
     def ran(self) -> None:
         """Compiled code ran in a call."""
-        if self._misses:
-            self._misses = 0
-            self.is_lost = False
+        self.misses = 0
+        self.is_lost = False
 
     def missed(self) -> None:
         """A call that could use what is compiled ran eagerly."""
-        self._misses += 1
-        if self._misses >= MISSES_IN_A_ROW:
+        self.misses += 1
+        if self.misses >= MISSES_IN_A_ROW:
             self.is_lost = self._witness.runs_of(self._region) > 0
 
     def refused(self) -> str | None:

@@ -6,7 +6,7 @@ import contextlib
 import enum
 
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES
-from lightning_hotcompile.swap.dynamo import ReuseOnly, compiling_allowed
+from lightning_hotcompile.swap.dynamo import compiling_allowed
 
 
 class Lane(enum.Enum):
@@ -33,7 +33,6 @@ class Gate:
         self.suppresses_errors = suppress_errors
         self.failures: list[BaseException] = []
         self._context: contextlib.AbstractContextManager[None] | None = None
-        self._reuse_only = ReuseOnly()
         self.lane = Lane.EAGER
         self.left_out: frozenset[str] = frozenset()  # regions that run eagerly on any lane
         self.dynamic_dims = NOTHING_VARIES  # in the tensors of this step, for what is compiled in it
@@ -47,15 +46,12 @@ class Gate:
         if self._context is not None:
             self.close()
         self.left_out = left_out
-        if lane is Lane.EAGER:
-            return
-        context: contextlib.AbstractContextManager[None] = self._reuse_only
         if lane is Lane.COMPILE:
             context = compiling_allowed(
                 suppress_errors=self.suppresses_errors, on_failure=self.failures.append
             )
-        context.__enter__()
-        self._context = context
+            context.__enter__()
+            self._context = context
         self.lane = lane
 
     def close(self) -> None:

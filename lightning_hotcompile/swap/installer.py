@@ -14,7 +14,8 @@ from torch import nn
 from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.scopes import Region, resolve_function
 from lightning_hotcompile.plan.sharding import is_sharded
-from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError, compile_isolated
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError
 from lightning_hotcompile.swap.fit import Fit
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graph import first_line
@@ -56,29 +57,49 @@ class SwappedRegion:
         self.fit = Fit(region.name, witness)
         self._gate = gate
         self._witness = witness
+        self._watch = witness.watch
         self._settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
         self._undo: list[Callable[[], None]] = []
-        self._compiled_call: CompiledFn | None = None
+        self._compiled_call: CompiledFunction | None = None
 
     @property
     def is_in_place(self) -> bool:
         """Whether the model is changed now."""
         return bool(self._undo)
 
-    def compiled(self, function: Callable[..., Any]) -> CompiledFn:
+    def compiled(self, function: Callable[..., Any]) -> CompiledFunction:
         """A compiled function whose graphs belong to this region."""
-        return compile_isolated(function, self._witness.backend_for(self.region.name), **self._settings)
+        return CompiledFunction(function, self._witness.backend_for(self.region.name), **self._settings)
 
-    def choose(self, compiled: CompiledFn, eager: CompiledFn, *args: Any, **kwargs: Any) -> Any:
-        """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly.
+    def is_off(self) -> bool:
+        """Whether a call is to run as if nothing had been swapped."""
+        return (
+            torch.compiler.is_compiling() or self.error is not None or not self._gate.takes(self.region.name)
+        )
+
+    def choose(self, compiled: CompiledFunction, eager: CompiledFn, *args: Any, **kwargs: Any) -> Any:
+        """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly."""
+        return eager(*args, **kwargs) if self.is_off() else self.call(compiled, eager, args, kwargs)
+
+    def call(
+        self, compiled: CompiledFunction, eager: CompiledFn, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the compiled one, and eager if it cannot be compiled.
 
         Dynamo's errors come before any code of the frame ran, so nothing runs twice.
         """
-        if torch.compiler.is_compiling() or self.error is not None or not self._gate.takes(self.region.name):
-            return eager(*args, **kwargs)
         self.calls += 1
         try:
-            return self._call_compiled(compiled, args, kwargs)
+            if self._gate.lane is Lane.COMPILE:
+                return self._compile_or_reuse(compiled, args, kwargs)
+            # a few statements and no more: they are a part of each step, and of the time that it takes
+            runs = self._watch.total_runs
+            result = compiled.reuse(*args, **kwargs)
+            if self._watch.total_runs == runs:
+                self.fit.missed()
+            elif self.fit.misses:
+                self.fit.ran()
+            return result
         except CompilerError as error:
             if not self._gate.suppresses_errors:
                 raise
@@ -86,19 +107,13 @@ class SwappedRegion:
             self.error = self._witness.error_of(self.region.name) or first_line(error)
         return eager(*args, **kwargs)
 
-    def _call_compiled(self, compiled: CompiledFn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compile_or_reuse(
+        self, compiled: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         witness = self._witness
-        before = witness.total_runs
-        if self._gate.lane is not Lane.COMPILE:
-            result = compiled(*args, **kwargs)
-            if witness.total_runs > before:
-                self.fit.ran()
-            else:
-                self.fit.missed()
-            return result
-        graphs = len(witness.graphs)
+        before, graphs = witness.total_runs, len(witness.graphs)
         with self._gate.dynamic_dims.marked(args, kwargs):
-            result = compiled(*args, **kwargs)
+            result = compiled.compile(*args, **kwargs)
         if witness.total_runs > before:
             self.fit.ran()
         elif len(witness.graphs) == graphs and (refused := self.fit.refused()) is not None:
@@ -140,7 +155,7 @@ class SwappedRegion:
             module._compiled_call_impl = call
             self.undo_later(functools.partial(_give_back, module, before))
 
-    def _put_forward(self, module: nn.Module, compiled: CompiledFn) -> None:
+    def _put_forward(self, module: nn.Module, compiled: CompiledFunction) -> None:
         if "forward" in vars(module):
             raise HotCompileError(f"{self.region.name}: a module has a forward of its own; leave it eager")
         call = functools.partial(self.choose, compiled, call_forward)

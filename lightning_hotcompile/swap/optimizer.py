@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim import optimizer as of_all
 
 from lightning_hotcompile.plan.optimizers import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.gradients import with_usual_strides
 from lightning_hotcompile.swap.installer import SwappedRegion
@@ -76,6 +77,21 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
+def is_watched(optimizer: Optimizer) -> bool:
+    """Whether hooks or a profiler are told of this optimizer's steps."""
+    return bool(
+        torch.autograd.profiler._is_profiler_enabled
+        or optimizer._optimizer_step_pre_hooks
+        or of_all._global_optimizer_pre_hooks
+        or _post_hooks(optimizer)
+    )
+
+
+def _post_hooks(optimizer: Optimizer) -> list[Callable[..., None]]:
+    own, common = optimizer._optimizer_step_post_hooks, of_all._global_optimizer_post_hooks
+    return [*own.values(), *common.values()] if own or common else []
+
+
 class SwappedOptimizer(SwappedRegion):
     """An optimizer whose step is one compiled function; the closure runs before it, eagerly."""
 
@@ -93,7 +109,7 @@ class SwappedOptimizer(SwappedRegion):
         self.optimizer = optimizer
         self._rates = LearningRates(optimizer)
         self._settings_then = _settings(optimizer)
-        self._pair: tuple[Callable[[Optimizer], None], CompiledFn] | None = None
+        self._pair: tuple[Callable[[Optimizer], None], CompiledFunction] | None = None
         self.dynamic = dynamic
 
     def put(self, root: nn.Module) -> None:
@@ -126,7 +142,7 @@ class SwappedOptimizer(SwappedRegion):
         moved = sorted({name for then, now in groups for name in then if then[name] != now.get(name)})
         return f"its {' and '.join(moved)} changed since training began (a schedule?)" if moved else None
 
-    def _bodies(self) -> tuple[Callable[[Optimizer], None], CompiledFn]:
+    def _bodies(self) -> tuple[Callable[[Optimizer], None], CompiledFunction]:
         """The step without its wrappers, as it is and compiled."""
         original, rates = bare_step(type(self.optimizer)), self._rates
 
@@ -138,10 +154,8 @@ class SwappedOptimizer(SwappedRegion):
 
         return optimizer_step, self.compiled(optimizer_step)
 
-    def _gradients_to_compile_for(self) -> contextlib.AbstractContextManager[None]:
+    def _usual_gradients(self) -> contextlib.AbstractContextManager[None]:
         """Dynamo has no guard on strides of gradients: only what is compiled now depends on them."""
-        if self._gate.lane is not Lane.COMPILE:
-            return contextlib.nullcontext()
         return with_usual_strides(p for group in self.optimizer.param_groups for p in group["params"])
 
     def _replacement(self, eager: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,8 +171,11 @@ class SwappedOptimizer(SwappedRegion):
                     loss = closure()
             rates.as_tensors()
             try:
-                with self._gradients_to_compile_for():
+                if self._gate.lane is not Lane.COMPILE:
                     self.choose(compiled, optimizer_step, optimizer)
+                else:
+                    with self._usual_gradients():
+                        self.choose(compiled, optimizer_step, optimizer)
             finally:
                 rates.as_given()
             return loss
@@ -167,16 +184,15 @@ class SwappedOptimizer(SwappedRegion):
 
         @functools.wraps(eager)
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-            if (
-                optimizer is not self.optimizer
-                or kwargs
-                or self.error is not None
-                or self.taken_back is not None
-                or not self._gate.takes(self.region.name)
-            ):
+            if optimizer is not self.optimizer or kwargs or self.taken_back is not None or self.is_off():
                 return eager(closure, **kwargs) if closure is not None else eager(**kwargs)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers look for
-            return with_hooks(optimizer, closure)
+            if is_watched(optimizer):
+                return with_hooks(optimizer, closure)
+            loss = compiled_step(optimizer, closure)
+            for hook in _post_hooks(optimizer):  # registered by the closure
+                hook(optimizer, (optimizer, closure), {})
+            return loss
 
         if getattr(eager, "_wrapped_by_lr_sched", False):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from lightning_hotcompile.errors import ParityError, warn
+from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graph import Graph, first_line
 from lightning_hotcompile.swap.parity.captured import tensors_of
@@ -77,8 +78,8 @@ class GraphAtWork:
             self._instead = None
 
     def entry(self) -> CompiledFn:
-        """The function that Dynamo calls."""
-        graph, watch, compiled = self._graph, self._watch, self._compiled
+        """The function that Dynamo calls, with itself switched off."""
+        graph, watch, compiled = self._graph, self._watch, without_disable(self._compiled)
 
         def run(*args: Any) -> Any:
             graph.runs += 1

@@ -201,15 +201,15 @@ class SwappedStep(SwappedRegion):
 
         @functools.wraps(signed)
         def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
-            if module is not root or self.error is not None or not self._gate.takes(self.region.name):
+            if module is not root or self.is_off():
                 return original(module, *args, **kwargs)  # a copy of the module runs as if never swapped
             if _CALLS in vars(module):
                 return original(module, *args, **kwargs)  # the step calls itself: its calls are collected
             with recorded_logs(module, methods):
                 if self._gate.lane is not Lane.COMPILE:
-                    return self.choose(compiled, step_body, module, args, kwargs)
+                    return self.call(compiled, step_body, (module, args, kwargs), {})
                 with dynamic_integers([*_integer_sources(signed, args, kwargs), *_TRAINER_COUNTERS]):
-                    return self.choose(compiled, step_body, module, args, kwargs)
+                    return self.call(compiled, step_body, (module, args, kwargs), {})
 
         return step
 

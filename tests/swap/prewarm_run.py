@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
-from lightning_hotcompile.swap.dynamo import compile_isolated
 from lightning_hotcompile.swap.optimizer import bare_step
 from lightning_hotcompile.swap.prewarm.graphfile import pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
@@ -69,7 +69,7 @@ def cases(length: int = 7) -> list[Case]:
 
 def run(case: Case, backend: Callable[..., Any]) -> None:
     _, function, arguments, context = case
-    compiled = compile_isolated(function, backend, dynamic=None, fullgraph=True)
+    compiled = CompiledFunction(function, backend, dynamic=None, fullgraph=True)
     with context():
         out = compiled(*arguments)
     if isinstance(out, Tensor):

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.optimizer import LearningRates, SwappedOptimizer
+from lightning_hotcompile.swap.optimizer import LearningRates, SwappedOptimizer, is_watched
 from lightning_hotcompile.swap.witness import Witness
 
 STEPS = 8
@@ -189,6 +190,50 @@ def test_hooks_run_once_a_step_and_may_change_the_gradients() -> None:
             arm.step()
             assert calls == ["pre", "post"]
     assert_equal_states(arms[0].state(), arms[1].state())
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_a_hook_that_the_closure_registers_is_called_as_in_eager(common: bool) -> None:
+    def calls(arm: Arm) -> list[int]:
+        arm.step()
+        seen: list[int] = []
+        handles: list[Any] = []
+        steps = 0
+
+        def closure() -> Tensor:
+            nonlocal steps
+            steps += 1
+            if steps == 2:
+                register = (
+                    register_optimizer_step_post_hook if common else arm.optimizer.register_step_post_hook
+                )
+                handles.append(register(lambda optimizer, args, kwargs: seen.append(len(args))))
+            arm.optimizer.zero_grad()
+            loss = arm.loss()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            arm.gate.open(arm.lane)
+            arm.optimizer.step(closure)
+            arm.gate.close()
+        handles[0].remove()
+        return seen
+
+    eager, ours = calls(Arm("SGD", compiled=False)), Arm("SGD", compiled=True)
+    assert calls(ours) == eager
+    assert len(eager) == 3
+    assert ours.witness.total_runs > 0
+
+
+def test_a_profiler_sees_the_step_under_its_usual_name() -> None:
+    arm = Arm("SGD", compiled=True)
+    arm.step()
+    assert not is_watched(arm.optimizer)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert is_watched(arm.optimizer)
+        arm.step()
+    assert "Optimizer.step#SGD.step" in {event.name for event in profile.events() or ()}
 
 
 def test_a_step_without_a_closure_returns_nothing() -> None:

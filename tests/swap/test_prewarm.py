@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from lightning_hotcompile.swap.dynamo import compile_isolated
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.prewarm.choice import (
     CROWDED,
     SLOWED_SHARE,
@@ -279,7 +279,7 @@ def packed(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = No
             found.append(error)
         return gm.forward
 
-    compile_isolated(function, backend, dynamic=dynamic, fullgraph=True)(*inputs)
+    CompiledFunction(function, backend, dynamic=dynamic, fullgraph=True)(*inputs)
     if isinstance(found[0], NotPortable):
         raise found[0]
     return bytes(found[0])

@@ -1,0 +1,76 @@
+"""A function behind ``torch.compile``, and the way to call it in a step that may not stall."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import RunOnlyContext
+
+from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.numpy_calls import leave_numpy_alone
+
+_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+class CompiledFunction:
+    """``torch.compile`` with a recompile limit of its own, and a way to call it that compiles nothing.
+
+    The limit counts per code object: without isolation, many regions behind one function would
+    silently run eagerly after the eighth. Older torch gets a fresh code object instead.
+
+    Attributes:
+        compile: calls the function; what no compiled code fits is compiled.
+        reuse: calls the function; what no compiled code fits runs eagerly.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], backend: CompiledFn, *, dynamic: bool | None, fullgraph: bool
+    ) -> None:
+        leave_numpy_alone(backend)
+        arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
+        if _HAS_ISOLATION:
+            arguments["isolate_recompiles"] = True
+        else:
+            function = _with_own_code(function)
+        self.compile: CompiledFn = torch.compile(function, **arguments)
+        self.reuse: CompiledFn = _reusing(function, self.compile)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``torch.compile`` gives."""
+        return self.compile(*args, **kwargs)
+
+
+def _reusing(function: Callable[..., Any], compiled: CompiledFn) -> CompiledFn:
+    """The same function in Dynamo's run-only mode, with the graphs of ``compiled``.
+
+    ``torch.compiler.set_stance("eager_on_recompile")`` would do the same to all functions, also to those that
+    are to run without Dynamo: within ``torch.compiler.disable``, which the compiled code itself is called
+    through, each Python frame would go by way of Dynamo, 6% slower.
+    """
+    context = RunOnlyContext()
+    if _HAS_ISOLATION:
+        context._isolate_recompiles_id = compiled._isolate_recompiles_id  # type: ignore[attr-defined]
+    reuse: CompiledFn = context(function)
+    return reuse
+
+
+def without_disable(function: CompiledFn) -> CompiledFn:
+    """What ``torch.compiler.disable`` wraps, for where Dynamo is off already: it calls all graphs so."""
+    if getattr(function, "_torchdynamo_disable", False):
+        wrapped: CompiledFn = getattr(function, "_torchdynamo_orig_callable", function)
+        return wrapped
+    return function
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    assert isinstance(function, types.FunctionType)
+    code = function.__code__.replace()
+    copy = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
