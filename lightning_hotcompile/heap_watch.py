@@ -10,8 +10,11 @@ from lightning_hotcompile.swap import heap
 MANY = 64
 """Page faults of a step, 256 KiB of it, that are worth ending: 0.1 to 0.2 ms on a virtual machine."""
 
-LEFT_OUT = (1, 2)
-"""First steps, and steps after the change: memory is touched for the first time."""
+LEFT_OUT_AT_START = 1
+"""First steps, in which memory is touched for the first time."""
+
+LEFT_OUT_AFTER_CHANGE = 2
+"""Steps after the change, for the same reason."""
 
 COUNTED = 3
 """Steps that have to have so many on average."""
@@ -34,7 +37,7 @@ class HeapWatch:
         """The same from then on."""
 
         self._at_start: int | None = None
-        self._to_skip = LEFT_OUT[0]
+        self._to_skip = LEFT_OUT_AT_START
         self._counts: list[int] = []
 
     def begin_step(self) -> None:
@@ -63,7 +66,7 @@ class HeapWatch:
         if self.before is not None or fmean(counts) < MANY or not heap.keep_freed_memory():
             self.is_watching = False
             return False
-        self.before, self._to_skip = round(fmean(counts)), LEFT_OUT[1]
+        self.before, self._to_skip = round(fmean(counts)), LEFT_OUT_AFTER_CHANGE
         return True
 
     def in_words(self) -> Iterator[str]:

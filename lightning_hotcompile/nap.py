@@ -57,15 +57,14 @@ class Nap:
         if not self._left or batch_idx == 0:
             return False
         self._left -= 1
-        if self.compiled:
-            self._gate.open(self._lane)
+        self._gate.lane = self._lane  # as after Gate.open: nothing is compiled, and nothing left out
         return True
 
     def went_on(self) -> None:
         """Such a step ended."""
         self.steps += 1
         if self.compiled:
-            self._gate.close()
+            self._gate.lane = Lane.EAGER
             runs = self._watch.total_runs
             if runs == self._runs:
                 self.missed = True

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
-from lightning_hotcompile.heap_watch import LEFT_OUT
+from lightning_hotcompile.heap_watch import LEFT_OUT_AFTER_CHANGE
 from lightning_hotcompile.swap import heap
 
 FIRST_LEFT_OUT = 20
@@ -85,7 +85,7 @@ def run(case: Case, steps: int, *, keep: bool) -> dict[str, Any]:
     trainer.fit(case.model(), torch.utils.data.DataLoader(case.batches(), batch_size=None))
     if not halves.kept:
         raise RuntimeError(f"glibc was not told: {heap.why_not_kept() or 'another allocator is in use'}")
-    left_out = min(FIRST_LEFT_OUT, steps // 2) + max(LEFT_OUT)
+    left_out = min(FIRST_LEFT_OUT, steps // 2) + LEFT_OUT_AFTER_CHANGE
     before, after = halves.halves
     return {
         "before_ms": 1e3 * median(before.seconds[left_out:]),

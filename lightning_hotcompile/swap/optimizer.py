@@ -82,14 +82,14 @@ def is_watched(optimizer: Optimizer) -> bool:
     return bool(
         torch.autograd.profiler._is_profiler_enabled
         or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
         or of_all._global_optimizer_pre_hooks
-        or _post_hooks(optimizer)
+        or of_all._global_optimizer_post_hooks
     )
 
 
 def _post_hooks(optimizer: Optimizer) -> list[Callable[..., None]]:
-    own, common = optimizer._optimizer_step_post_hooks, of_all._global_optimizer_post_hooks
-    return [*own.values(), *common.values()] if own or common else []
+    return [*optimizer._optimizer_step_post_hooks.values(), *of_all._global_optimizer_post_hooks.values()]
 
 
 class SwappedOptimizer(SwappedRegion):
@@ -190,8 +190,9 @@ class SwappedOptimizer(SwappedRegion):
             if is_watched(optimizer):
                 return with_hooks(optimizer, closure)
             loss = compiled_step(optimizer, closure)
-            for hook in _post_hooks(optimizer):  # registered by the closure
-                hook(optimizer, (optimizer, closure), {})
+            if is_watched(optimizer):  # by a hook that the closure has registered
+                for hook in _post_hooks(optimizer):
+                    hook(optimizer, (optimizer, closure), {})
             return loss
 
         if getattr(eager, "_wrapped_by_lr_sched", False):
