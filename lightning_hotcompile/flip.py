@@ -16,7 +16,7 @@ from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
-from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
+from lightning_hotcompile.swap.dynamo import is_forced_eager, recent_recompile_reasons
 from lightning_hotcompile.swap.fused import try_fused
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
@@ -167,9 +167,12 @@ class Flip:
             self.installation.put({})
 
     def lane(self, wanted: Lane) -> Lane:
-        """The lane of the step that is about to run: eager if nothing is in place, or to wait."""
-        wait = wanted is Lane.COMPILE and self.in_place and self.batch.is_one_to_wait_after()
-        return wanted if self.in_place and not wait else Lane.EAGER
+        """The lane of the step that is about to run: eager if nothing is in place, to wait, or if told to."""
+        if not self.in_place:
+            return Lane.EAGER
+        if wanted is Lane.COMPILE:
+            return Lane.EAGER if self.batch.is_one_to_wait_after() else wanted
+        return Lane.EAGER if is_forced_eager() else wanted
 
     def open(self, lane: Lane, *, armed: bool = True, without: str | None = None) -> None:
         """A step begins on this lane, perhaps without one part of the plan.

@@ -115,11 +115,13 @@ class Session:
             if self.flip is not flip:  # another plan is tried
                 flip.batch.end()
                 self.flip.batch.begin(batch, track.signature.batch)
-        lane = self.flip.lane(track.lane())
+        wanted = track.lane()
+        lane = self.flip.lane(wanted)
         record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER)
         record.pairs = track.interleaved
         if record.pairs is not None:
-            record.disturbed = lane is Lane.COMPILE  # may compile, and is looked at for NaN
+            # it may compile, and is looked at for NaN; or it has to be eager
+            record.disturbed = lane is Lane.COMPILE or lane is not wanted
             record.without = track.without
         if self.flip.ahead.is_tracing:
             record.disturbed = record.stalled = True

@@ -170,6 +170,23 @@ def test_a_step_that_fits_nothing_ends_a_nap(considered: Looks) -> None:
     assert abs(after.steps - 60) <= 2
 
 
+@pytest.mark.parametrize("since", [8, 20, 100])
+def test_a_stance_that_forces_eager_for_a_while_ends_nothing(since: int, considered: Looks) -> None:
+    class Forces(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step in (since, since + 40):
+                torch.compiler.set_stance("force_eager" if trainer.global_step == since else "default")
+
+    callback = hot()
+    try:
+        train([8] * 500, [Forces(), callback])
+    finally:
+        torch.compiler.set_stance("default")
+    assert callback.report.phase == "steady"
+    runs = callback.report.regions[0].runs
+    assert 500 - since - 40 - 2 * NAP < runs <= 500 - 40
+
+
 def declined(**options: Any) -> Any:
     """A callback that compiles nothing, since it does not pay."""
     return hot(**{"cost_gate": True, "backend": "inductor", "store": None, **options})

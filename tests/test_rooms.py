@@ -78,7 +78,6 @@ PRIVATE_TORCH = {
     # Dynamo's run-only mode.
     "swap.compiled_function": {
         "torch._dynamo",
-        "_isolate_recompiles_id",
     },
     # The backends behind Dynamo.
     "swap.compilers": None,

@@ -485,6 +485,16 @@ class TestReuse:
         compiled.reuse(torch.ones(2))
         assert callbacks == [None, None]
 
+    def test_a_wrapper_that_copies_the_marks_of_a_switch_stays(self) -> None:
+        inner = torch.compiler.disable(lambda x: x * 2)
+
+        @functools.wraps(inner)
+        def wrapper(x: Tensor) -> Any:
+            return inner(x)
+
+        assert wrapper._torchdynamo_disable
+        assert without_disable(wrapper) is wrapper
+
     def test_what_aotautograd_returns_is_switched_off_once_more(self) -> None:
         kinds: list[bool] = []
 
@@ -504,6 +514,13 @@ class TestReuse:
         with torch.compiler.set_stance(stance):
             compiled.reuse(torch.ones(2))
         assert backend.runs == runs
+
+
+def test_a_stance_that_forces_eager_is_seen() -> None:
+    assert not dynamo.is_forced_eager()
+    for stance in ("force_eager", "eager_on_recompile"):
+        with torch.compiler.set_stance(stance):
+            assert dynamo.is_forced_eager() is (stance == "force_eager")
 
 
 class TestHookGuards:
@@ -558,6 +575,25 @@ class TestHookGuards:
         handle.remove()
         compiled.reuse(block, torch.ones(2, 4, requires_grad=True))
         assert backend.runs == 3
+
+    @pytest.mark.parametrize("kind", ["forward_pre", "forward"])
+    def test_a_hook_that_is_registered_anew_to_take_keywords_is_noticed(self, kind: str) -> None:
+        def hook(module: Any, args: Any, *rest: Any) -> Any:
+            with_kwargs = len(rest) == (2 if kind == "forward" else 1)
+            factor = 3 if with_kwargs else 2
+            if kind == "forward":
+                return rest[-1] * factor
+            return ((args[0] * factor,), rest[0]) if with_kwargs else (args[0] * factor,)
+
+        block, x = Block(4), torch.ones(2, 4)
+        register = getattr(block, f"register_{kind}_hook")
+        handle = register(hook)
+        compiled = CompiledFunction(call_module, Counting(), dynamic=None, fullgraph=False)
+        with dynamo.compiling_allowed(suppress_errors=False):
+            torch.testing.assert_close(compiled.compile(block, x), block(x))
+        handle.remove()
+        register(hook, with_kwargs=True)
+        torch.testing.assert_close(compiled.reuse(block, x), block(x))
 
 
 class TestIntegers:

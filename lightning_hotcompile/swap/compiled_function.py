@@ -13,7 +13,10 @@ from torch._dynamo.eval_frame import RunOnlyContext
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.numpy_calls import leave_numpy_alone
 
-_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_ISOLATION = "_isolate_recompiles_id"
+_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters and hasattr(
+    RunOnlyContext(), _ISOLATION
+)
 
 
 class CompiledFunction:
@@ -53,17 +56,21 @@ def _reusing(function: Callable[..., Any], compiled: CompiledFn) -> CompiledFn:
     """
     context = RunOnlyContext()
     if _HAS_ISOLATION:
-        context._isolate_recompiles_id = compiled._isolate_recompiles_id  # type: ignore[attr-defined]
+        setattr(context, _ISOLATION, getattr(compiled, _ISOLATION))
     reuse: CompiledFn = context(function)
     return reuse
 
 
 def without_disable(function: CompiledFn) -> CompiledFn:
-    """What ``torch.compiler.disable`` wraps, for where Dynamo is off already: it calls all graphs so."""
-    if getattr(function, "_torchdynamo_disable", False):
-        wrapped: CompiledFn = getattr(function, "_torchdynamo_orig_callable", function)
-        return wrapped
-    return function
+    """What ``torch.compiler.disable`` wraps, for where Dynamo is off already: it calls all graphs so.
+
+    A wrapper that somebody has put around it stays: ``functools.wraps`` copies the marks, but not the id.
+    """
+    marked = getattr(function, "_torchdynamo_disable", False)
+    if not marked or getattr(function, "_torchdynamo_wrapper_id", None) != id(function):
+        return function
+    wrapped: CompiledFn = getattr(function, "_torchdynamo_orig_callable", function)
+    return wrapped
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ import torch._dynamo.utils as dynamo_utils
 import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch import Tensor
+from torch._dynamo import eval_frame
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
 from torch._dynamo.guards import GuardBuilder
@@ -145,9 +146,10 @@ class _KeepsCaches:
 
 
 class _LooksAtHooksOnce:
-    """Of each module it is guarded that it has no hooks, and not also that none of these takes keywords.
+    """Of a module that has no hooks it is guarded that it has none, and not also that none takes keywords.
 
-    Guards are a part of each step; in a model of many modules these are a third of those about hooks.
+    Guards are a part of each step; in a model of many modules these are a third of those about hooks. Where
+    there is a hook it does matter: Dynamo looks at its function, and not at how it was registered.
     """
 
     def __enter__(self) -> None:
@@ -155,13 +157,28 @@ class _LooksAtHooksOnce:
 
         @functools.wraps(guard_no_hooks)
         def guard_unless_needless(builder: GuardBuilder, guard: Any) -> None:
-            if not guard.name.endswith("_hooks_with_kwargs"):
+            if not _has_no_hooks_at_all(builder, guard):
                 guard_no_hooks(builder, guard)
 
         GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_unless_needless  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
         GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = self._prior  # type: ignore[method-assign]
+
+
+_WITH_KWARGS = "_with_kwargs"
+
+
+def _has_no_hooks_at_all(builder: GuardBuilder, guard: Any) -> bool:
+    """Of a guard on hooks with keywords: whether the module has none at all, which has a guard of its own."""
+    if not guard.name.endswith(f"_hooks{_WITH_KWARGS}"):
+        return False
+    try:
+        source = guard.originating_source
+        hooks = getattr(builder.get(source.base), source.member.removesuffix(_WITH_KWARGS))
+    except Exception:  # noqa: BLE001  # of another torch: guard as ever
+        return False
+    return not hooks
 
 
 def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
@@ -173,6 +190,11 @@ def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
             hints=[],
         )
     _log.debug("Dynamo warns: %s", msg)
+
+
+def is_forced_eager() -> bool:
+    """Whether the user has set the stance ``force_eager``, in which no compiled code runs."""
+    return eval_frame._stance.stance == "force_eager"
 
 
 def dynamic_integers(patterns: Sequence[str]) -> contextlib.AbstractContextManager[Any]:

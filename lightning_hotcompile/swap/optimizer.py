@@ -183,16 +183,22 @@ class SwappedOptimizer(SwappedRegion):
         with_hooks = Optimizer.profile_hook_step(compiled_step)
 
         @functools.wraps(eager)
-        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-            if optimizer is not self.optimizer or kwargs or self.taken_back is not None or self.is_off():
-                return eager(closure, **kwargs) if closure is not None else eager(**kwargs)
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if (
+                optimizer is not self.optimizer
+                or len(args) + len(kwargs) > 1
+                or (kwargs and "closure" not in kwargs)
+                or self.taken_back is not None
+                or self.is_off()
+            ):
+                return eager(*args, **kwargs)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers look for
             if is_watched(optimizer):
-                return with_hooks(optimizer, closure)
-            loss = compiled_step(optimizer, closure)
+                return with_hooks(optimizer, *args, **kwargs)
+            loss = compiled_step(optimizer, *args, **kwargs)
             if is_watched(optimizer):  # by a hook that the closure has registered
                 for hook in _post_hooks(optimizer):
-                    hook(optimizer, (optimizer, closure), {})
+                    hook(optimizer, (optimizer, *args), kwargs)
             return loss
 
         if getattr(eager, "_wrapped_by_lr_sched", False):

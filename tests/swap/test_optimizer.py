@@ -226,6 +226,38 @@ def test_a_hook_that_the_closure_registers_is_called_as_in_eager(common: bool) -
     assert ours.witness.total_runs > 0
 
 
+@pytest.mark.parametrize("how", ["keyword", "position", "none"])
+def test_a_hook_is_given_what_the_step_was_called_with(how: str) -> None:
+    def seen(arm: Arm) -> list[tuple[int, list[str]]]:
+        arm.step()
+        found: list[tuple[int, list[str]]] = []
+
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            found.append((len(args), list(kwargs)))
+
+        arm.optimizer.register_step_pre_hook(hook)
+        arm.optimizer.register_step_post_hook(hook)
+
+        def closure() -> Tensor:
+            arm.optimizer.zero_grad()
+            loss = arm.loss()
+            loss.backward()
+            return loss
+
+        arm.gate.open(arm.lane)
+        if how == "keyword":
+            arm.optimizer.step(closure=closure)
+        elif how == "position":
+            arm.optimizer.step(closure)
+        else:
+            closure()
+            arm.optimizer.step()
+        arm.gate.close()
+        return found
+
+    assert seen(Arm("SGD", compiled=True)) == seen(Arm("SGD", compiled=False))
+
+
 def test_a_profiler_sees_the_step_under_its_usual_name() -> None:
     arm = Arm("SGD", compiled=True)
     arm.step()
