@@ -8,6 +8,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class CaseSuite(ABC):
         runner, console = runner or self._runner(threads), console or Console()
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.name}.json"
-        rows = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
+        rows = _rows_in(file) if file.exists() else []
         done = {(row["case"], row["plan"]) for row in rows}
         facts = {**provenance.setting(threads), **provenance.origin(command)}
         for case in self.cases:
@@ -106,7 +107,7 @@ class CaseSuite(ABC):
                 if (case, plan) in done:
                     continue
                 measured = _measured(runner, case, plan, {**self.options, **options})
-                rows.append({"case": case, "plan": plan, **measured})
+                rows.append({"case": case, "plan": plan, **measured, "commit": facts["commit"]})
                 console.print(self.line(rows[-1]), highlight=False, soft_wrap=True)
                 self._write(folder, rows, facts)
         return rows
@@ -120,12 +121,21 @@ class CaseSuite(ABC):
         return run
 
     def _write(self, folder: Path, rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
-        """The JSON and what else there is."""
+        """The JSON and what else there is, in the order of the cases and ways."""
+        order = {(case, plan): i for i, (case, plan) in enumerate(product(self.cases, self.ways))}
+        rows = sorted(rows, key=lambda row: order.get((row["case"], row["plan"]), -1))
+        commits = dict.fromkeys(row["commit"] for row in rows)
+        facts = {**facts, "commit": ", ".join(map(str, commits))}  # rows may have been measured at several
         unfinished = folder / f"{self.name}.tmp"
         unfinished.write_text(json.dumps({**facts, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, folder / f"{self.name}.json")
         for name, content in self.files(rows, facts).items():
             (folder / name).write_text(content, encoding="utf-8")
+
+
+def _rows_in(file: Path) -> list[Row]:
+    before = json.loads(file.read_text("utf-8"))
+    return [{**row, "commit": row.get("commit", before.get("commit"))} for row in before["rows"]]
 
 
 def _measured(runner: Runner, case: str, plan: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from lightning_hotcompile import judge
-from lightning_hotcompile.bench import one_scope
+from lightning_hotcompile.bench import one_scope, provenance
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.bench.scopes_suite import ScopesSuite
@@ -85,6 +85,30 @@ def test_an_interrupted_suite_goes_on_where_it_was(tmp_path: Path) -> None:
     rows, _ = run(tmp_path, second, cases=["mlp", "cnn"])
     assert [case for case, _ in second.calls] == ["cnn", "cnn"]
     assert len(rows) == 4
+
+
+def test_rows_of_another_commit_say_so_and_stand_where_they_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "commit", lambda: "aaaaaaa")
+    run(tmp_path, FakeRunner(), cases=["cnn"])
+    file = tmp_path / "scopes.json"
+    before = json.loads(file.read_text())
+    for row in before["rows"]:
+        del row["commit"]  # as files were written before
+    file.write_text(json.dumps(before))
+    monkeypatch.setattr(provenance, "commit", lambda: "bbbbbbb")
+    run(tmp_path, FakeRunner(), cases=["mlp", "cnn"])
+    after = json.loads(file.read_text())
+    found = [(row["case"], row["plan"], row["commit"]) for row in after["rows"]]
+    assert found == [
+        ("mlp", "step", "bbbbbbb"),
+        ("mlp", "module", "bbbbbbb"),
+        ("cnn", "step", "aaaaaaa"),
+        ("cnn", "module", "aaaaaaa"),
+    ]
+    assert after["commit"] == "bbbbbbb, aaaaaaa"
+    assert "- commit: bbbbbbb, aaaaaaa" in (tmp_path / "scopes.md").read_text()
 
 
 def test_choosing() -> None:
