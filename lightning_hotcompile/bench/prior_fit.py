@@ -46,24 +46,28 @@ def _gain(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         _Case(1e-3 * row["eager_ms"], row["speedup"], OpStatistics.of(row["ops"], row.get("elements") or {}))
         for row in rows
     ]
-    gain = replace(_fit(cases), rms=_error_unseen(cases))
+    errors = {batch_norm: _error_unseen(cases, batch_norm=batch_norm) for batch_norm in (False, True)}
+    better = min(errors, key=errors.__getitem__)
+    gain = replace(_fit(cases, batch_norm=better), rms=errors[better])
     return {name: value if name == "cases" else round(value, 6) for name, value in vars(gain).items()}
 
 
-def _fit(cases: Sequence[_Case]) -> Gain:
+def _fit(cases: Sequence[_Case], *, batch_norm: bool) -> Gain:
     ms = np.array([1e3 * case.step_s for case in cases])
     fusible = np.array([case.ops.fusible for case in cases]) / ms
-    batch_norm = 1e-6 * np.array([case.ops.batch_norm for case in cases]) / ms
+    elements = 1e-6 * np.array([case.ops.batch_norm for case in cases]) / ms
     speedups = [case.speedup for case in cases]
-    known = np.stack([np.ones(len(cases)), -1 / ms, fusible, batch_norm], axis=1)
-    share, call_ms, op_ms, batch_norm_ms = (float(n) for n in not_negative(known, 1 - 1 / np.array(speedups)))
+    known = np.stack([np.ones(len(cases)), -1 / ms, np.log1p(fusible), elements * batch_norm], axis=1)
+    share, call_ms, density, batch_norm_ms = (
+        float(n) for n in not_negative(known, 1 - 1 / np.array(speedups))
+    )
     return Gain(
         share=share,
         call_ms=call_ms,
-        op_ms=op_ms,
+        density=density,
         batch_norm_ms=batch_norm_ms,
         usual_fusible=float(fusible.mean()),
-        usual_batch_norm=float(batch_norm.mean()),
+        usual_batch_norm=float(elements.mean()),
         typical=geometric_mean(speedups) or 1.0,
         least=min(speedups),
         most=max(speedups),
@@ -72,11 +76,11 @@ def _fit(cases: Sequence[_Case]) -> Gain:
     )
 
 
-def _error_unseen(cases: Sequence[_Case]) -> float:
+def _error_unseen(cases: Sequence[_Case], *, batch_norm: bool) -> float:
     """Root mean square of the logarithm's error, each case predicted from all others."""
     errors = []
     for i, case in enumerate(cases):
-        others = _fit([*cases[:i], *cases[i + 1 :]])
+        others = _fit([*cases[:i], *cases[i + 1 :]], batch_norm=batch_norm)
         errors.append(math.log(case.speedup / others.speedup(case.step_s, case.ops)))
     return math.sqrt(math.fsum(e * e for e in errors) / len(errors))
 

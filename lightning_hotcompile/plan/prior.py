@@ -10,6 +10,7 @@ of all cases does.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -76,17 +77,21 @@ def _is_view(op: str) -> bool:
 class Gain:
     """What compiling a scope saves of an eager step, as a share of its time in ms.
 
-    ``share + (op_ms * fusible + batch_norm_ms * millions of elements - call_ms) / time``; the speed-up that
-    follows is kept between the least and the most that was measured. All but the counts and ``rms`` are
-    fitted.
+    ``share + density * log(1 + fusible / time) + (batch_norm_ms * millions of elements - call_ms) / time``;
+    the speed-up that follows is kept between the least and the most that was measured. All but the counts and
+    ``rms`` are fitted.
     """
 
     share: float
     call_ms: float
     """What a call of compiled code costs: guards, and what autograd and Lightning do around it."""
 
-    op_ms: float
+    density: float
+    """Of what a step has of fusible operations for its time: the more there are, the less one more saves."""
+
     batch_norm_ms: float
+    """0 where cases that the fit has not seen are predicted better without it."""
+
     usual_fusible: float
     """Per ms of eager step, for a step of which the operations are not known."""
 
@@ -110,7 +115,8 @@ class Gain:
         ms = 1e3 * step_s
         fusible = self.usual_fusible * ms if ops is None else ops.fusible
         batch_norm = self.usual_batch_norm * ms if ops is None else 1e-6 * ops.batch_norm
-        saved = self.share + (self.op_ms * fusible + self.batch_norm_ms * batch_norm - self.call_ms) / ms
+        saved = self.share + self.density * math.log1p(fusible / ms)
+        saved += (self.batch_norm_ms * batch_norm - self.call_ms) / ms
         return max(self.least, 1 / max(1 - saved, 1 / self.most))
 
 

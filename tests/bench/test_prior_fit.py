@@ -12,7 +12,7 @@ from lightning_hotcompile.bench.prior_fit import LEAST_CASES, fitted, not_negati
 from lightning_hotcompile.plan.prior import Gain, OpStatistics
 
 TRUE = Gain(
-    share=0.1, call_ms=0.6, op_ms=0.005, batch_norm_ms=0.5, usual_fusible=1.0, usual_batch_norm=0.0,
+    share=0.1, call_ms=0.6, density=0.08, batch_norm_ms=0.5, usual_fusible=1.0, usual_batch_norm=0.0,
     typical=1.0, least=0.01, most=100.0, rms=0.0, cases=0,
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def rows(number: int = 12) -> list[dict[str, Any]]:
 
 def test_what_made_the_rows_is_found_again() -> None:
     found = Gain(**fitted(rows())["step"])  # type: ignore[arg-type]
-    for name in ("share", "call_ms", "op_ms", "batch_norm_ms"):
+    for name in ("share", "call_ms", "density", "batch_norm_ms"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), abs=1e-5)
     assert found.cases == 12
     assert found.rms < 0.05
@@ -51,6 +51,15 @@ def test_what_made_the_rows_is_found_again() -> None:
             [sum(list(r["ops"].values())) - 7 for r in rows()] / np.array([r["eager_ms"] for r in rows()])
         )
     )
+
+
+def test_batch_norm_counts_only_where_it_predicts_better() -> None:
+    assert fitted(rows())["step"]["batch_norm_ms"] > 0
+    without = [row(r["eager_ms"], sum(r["ops"].values()) - 7, 0, r["speedup"]) for r in rows()]
+    for i, factor in enumerate([1.4, 0.9]):  # one gains much and one, with ten times as much of it, nothing
+        without[i]["elements"] = {"aten.native_batch_norm.default": 10 ** (5 + i)}
+        without[i]["speedup"] *= factor
+    assert fitted(without)["step"]["batch_norm_ms"] == 0
 
 
 def test_each_scope_has_its_own_and_few_cases_have_none() -> None:
