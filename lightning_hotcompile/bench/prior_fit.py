@@ -57,7 +57,7 @@ def _fit(cases: Sequence[_Case], *, batch_norm: bool) -> Gain:
     fusible = np.array([case.ops.fusible for case in cases]) / ms
     elements = 1e-6 * np.array([case.ops.batch_norm for case in cases]) / ms
     speedups = [case.speedup for case in cases]
-    known = np.stack([np.ones(len(cases)), -1 / ms, np.log1p(fusible), elements * batch_norm], axis=1)
+    known = np.stack([np.ones(len(cases)), -1 / ms, np.sqrt(fusible), elements * batch_norm], axis=1)
     share, call_ms, density, batch_norm_ms = (
         float(n) for n in not_negative(known, 1 - 1 / np.array(speedups))
     )

@@ -77,7 +77,7 @@ def _is_view(op: str) -> bool:
 class Gain:
     """What compiling a scope saves of an eager step, as a share of its time in ms.
 
-    ``share + density * log(1 + fusible / time) + (batch_norm_ms * millions of elements - call_ms) / time``;
+    ``share + density * sqrt(fusible / time) + (batch_norm_ms * millions of elements - call_ms) / time``;
     the speed-up that follows is kept between the least and the most that was measured. All but the counts and
     ``rms`` are fitted.
     """
@@ -87,7 +87,7 @@ class Gain:
     """What a call of compiled code costs: guards, and what autograd and Lightning do around it."""
 
     density: float
-    """Of what a step has of fusible operations for its time: the more there are, the less one more saves."""
+    """Share by the root of how many fusible operations a ms has: the more there are, the less one more saves."""
 
     batch_norm_ms: float
     """0 where cases that the fit has not seen are predicted better without it."""
@@ -115,7 +115,7 @@ class Gain:
         ms = 1e3 * step_s
         fusible = self.usual_fusible * ms if ops is None else ops.fusible
         batch_norm = self.usual_batch_norm * ms if ops is None else 1e-6 * ops.batch_norm
-        saved = self.share + self.density * math.log1p(fusible / ms)
+        saved = self.share + self.density * math.sqrt(fusible / ms)
         saved += (self.batch_norm_ms * batch_norm - self.call_ms) / ms
         return max(self.least, 1 / max(1 - saved, 1 / self.most))
 
