@@ -87,7 +87,7 @@ class Gain:
     """What a call of compiled code costs: guards, and what autograd and Lightning do around it."""
 
     density: float
-    """Share by the root of how many fusible operations a ms has: the more there are, the less one more saves."""
+    """Share by the root of the fusible operations per ms: the more there are, the less one more saves."""
 
     batch_norm_ms: float
     """0 where cases that the fit has not seen are predicted better without it."""
