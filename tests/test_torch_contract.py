@@ -524,7 +524,7 @@ def test_a_stance_that_forces_eager_is_seen() -> None:
 
 
 class TestHookGuards:
-    """That guards look at the four kinds of hooks, and not at which of them take keywords."""
+    """Guards look at the four kinds of hooks, and at which of them take keywords only where there are any."""
 
     @staticmethod
     def names() -> list[str]:
@@ -846,7 +846,7 @@ class TestNumpy:
         step = self.ours(function, counter)
         for i in range(4):
             x = torch.arange(4.0) + i
-            with self.allowed():
+            with self.allowed() if i == 0 else contextlib.nullcontext():
                 found = (step.compile if i == 0 else step.reuse)(x, x.numpy().copy())
             torch.testing.assert_close(found, function(x, x.numpy().copy()))
 

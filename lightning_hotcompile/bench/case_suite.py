@@ -125,7 +125,7 @@ class CaseSuite(ABC):
         order = {(case, plan): i for i, (case, plan) in enumerate(product(self.cases, self.ways))}
         rows = sorted(rows, key=lambda row: order.get((row["case"], row["plan"]), -1))
         commits = dict.fromkeys(row["commit"] for row in rows)
-        facts = {**facts, "commit": ", ".join(map(str, commits))}  # rows may have been measured at several
+        facts = {**facts, "commit": ", ".join(filter(None, commits)) or None}  # rows may be of several
         unfinished = folder / f"{self.name}.tmp"
         unfinished.write_text(json.dumps({**facts, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, folder / f"{self.name}.json")

@@ -77,6 +77,9 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
+_AS_THEY_ARE = contextlib.nullcontext()
+
+
 def is_watched(optimizer: Optimizer) -> bool:
     """Whether hooks or a profiler are told of this optimizer's steps."""
     return bool(
@@ -171,11 +174,8 @@ class SwappedOptimizer(SwappedRegion):
                     loss = closure()
             rates.as_tensors()
             try:
-                if self._gate.lane is not Lane.COMPILE:
+                with self._usual_gradients() if self._gate.lane is Lane.COMPILE else _AS_THEY_ARE:
                     self.choose(compiled, optimizer_step, optimizer)
-                else:
-                    with self._usual_gradients():
-                        self.choose(compiled, optimizer_step, optimizer)
             finally:
                 rates.as_given()
             return loss

@@ -111,6 +111,13 @@ def test_rows_of_another_commit_say_so_and_stand_where_they_belong(
     assert "- commit: bbbbbbb, aaaaaaa" in (tmp_path / "scopes.md").read_text()
 
 
+def test_without_git_no_commit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "commit", lambda: None)
+    run(tmp_path, FakeRunner(), cases=["cnn"])
+    assert json.loads((tmp_path / "scopes.json").read_text())["commit"] is None
+    assert "- commit" not in (tmp_path / "scopes.md").read_text()
+
+
 def test_choosing() -> None:
     suite = ScopesSuite(cases=["cnn"], quick_cases=["mlp"], scopes=SCOPES)
     assert suite.chosen(None, False).cases == ["cnn"]
