@@ -54,6 +54,13 @@ class Memory:
         known = self._found(signature) if self._keeps_code else None
         return (known.forgone_s or 0.0) if known is not None else 0.0
 
+    def is_lasting(self, signature: StepSignature) -> bool:
+        """Whether later runs would find what this one compiles, and none before has compiled in vain."""
+        if self._store is None or not self._keeps_code:
+            return False
+        known = self._found(signature)
+        return known is None or known.verdict != "declined" or bool(known.forgone_s)
+
     def _found(self, signature: StepSignature) -> Profile | None:
         """The disk is asked once for each."""
         if self._store is None:
@@ -146,7 +153,8 @@ class Memory:
             had_toolchain: whether the compiler's toolchain had been started before.
             ops: of the step, ``None`` if they were not recorded.
             forgone_s: seconds that compiled code would have saved in a run that declined; 0 of one that has
-                begun to compile and has no verdict, ``None`` if compiling was not weighed.
+                begun to compile and has no verdict, ``None`` if it would have saved nothing, or compiling
+                was not weighed.
         """
         verdict = self._verdict(report)
         if self._store is None:
@@ -205,7 +213,7 @@ class Memory:
         known = self.of(signature)
         if known is not None and report.scope in (known.scope, *known.tried) and self._holds_graphs():
             return
-        if seconds is not None and (seconds > 0 or self.forgone_s(signature) > 0):
+        if seconds is not None:
             profile = self._profile(signature, report, "declined")
             self._store.remember(replace(profile, forgone_s=seconds))
 

@@ -162,17 +162,22 @@ class Weighing:
             return found  # compiled in the step itself
         if self._memory.has_code_of(track.signature, self._plan.name):
             return found  # only loaded
-        forgone, around = self._memory.forgone_s(track.signature), self._beside_a_child
+        signature, around = track.signature, self._beside_a_child
+        found = replace(
+            found,
+            forgone_s=self._memory.forgone_s(signature),
+            is_lasting=self._memory.is_lasting(signature),
+        )
         if around is None:
-            return replace(found, forgone_s=forgone)
+            return found
         child_s = self._memory.child_s(self._plan, crowding(around), self._watch.op_statistics)
         child = Child(seconds=child_s, slowed=slowed_share(around))
-        return replace(found, child=child, forgone_s=forgone)
+        return replace(found, child=child)
 
     def forgone_s(self, track: Track, decision: Decision | None) -> float | None:
         """Seconds that compiled code would have saved in this run, if it was this forecast that declined.
 
-        0 if the run has begun to compile, ``None`` if compiling was not weighed.
+        0 if the run has begun to compile, ``None`` if it would have saved nothing, or was not weighed.
         """
         step_s = self._ledger.eager_step_s
         if decision is None or decision.expected_cost_s is None or step_s is None:
@@ -181,7 +186,7 @@ class Weighing:
             return 0.0
         if not (track.phase is Phase.DECLINED and track.state.reason == decision.reason):
             return None
-        return forgone_s(step_s * track.steps, self._assumed(None, step_s))
+        return forgone_s(step_s * track.steps, self._assumed(None, step_s)) or None
 
     def _assumed(self, known: Profile | None, step_s: float | None) -> Expectation:
         """By what was measured before, else by the operations of the step, and its time on a CPU."""

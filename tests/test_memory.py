@@ -158,6 +158,54 @@ def test_after_a_compile_in_vain_counting_begins_anew(tmp_path: Path, a_long_com
     assert sums[3] == pytest.approx(sums[0], rel=1e-3)
 
 
+class Broken:
+    """A compiler that fails, and counts how often it was asked."""
+
+    __name__ = "broken"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, graph: Any, inputs: Any, **_: Any) -> Any:
+        self.calls += 1
+        raise RuntimeError("no compiler yet")
+
+
+def test_a_first_run_lends_to_the_next_which_lends_nothing_if_that_was_in_vain(
+    tmp_path: Path, a_long_compile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 0.05)  # 0.046 s of 0.23 s are saved
+    reports = []
+    for _ in range(2):
+        callback = HotCompile(threshold=5, backend=Broken(), scope="step", store=str(tmp_path / "s"))
+        fit(seeded(Net), [callback], max_epochs=20)
+        reports.append(callback.report)
+    assert [report.phase for report in reports] == ["reverted", "declined"]
+    assert "worth it for the runs to come" in reports[0].decision
+    assert "one more run like this would save" in reports[0].decision
+
+
+def test_a_first_run_lends_nothing_that_no_other_would_find(
+    tmp_path: Path, a_long_compile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 0.05)
+    alone = HotCompile(threshold=5, backend="aot_eager", scope="step", store=None, on_error="raise")
+    fit(seeded(Net), [alone], max_epochs=20)
+    assert alone.report.phase == "declined"
+
+
+def test_a_short_run_does_not_forget_what_longer_ones_have_forgone(
+    tmp_path: Path, a_long_compile: None
+) -> None:
+    sums = []
+    for epochs in (20, 1):
+        fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=epochs)
+        known = the_profile(tmp_path / "s")
+        assert known is not None
+        sums.append(known.forgone_s)
+    assert sums[0] == sums[1] > 0
+
+
 def test_what_no_cache_keeps_is_not_added_up(
     tmp_path: Path, a_long_compile: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,9 @@ WARM_SHARE = 0.15
 LENT = 0.2
 """Share of the time that is left by which a run may become longer, so that the runs after it are shorter."""
 
+LENT_UNASKED = 0.05
+"""The same of a first run: nobody knows whether there will be others."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
@@ -34,6 +37,11 @@ class Decision:
     inline: bool = False
     expected_cost_s: float | None = None
     expected_saving_s: float | None = None
+
+    @property
+    def pays(self) -> bool:
+        """Whether the run itself is expected to become shorter."""
+        return self.net_s is not None and self.net_s > 0
 
     @property
     def net_s(self) -> float | None:
@@ -68,6 +76,9 @@ class Expectation:
 
     forgone_s: float = 0.0
     """Seconds that compiled code would have saved in earlier runs of the same step, all of which declined."""
+
+    is_lasting: bool = False
+    """Whether later runs would find the code, and none before has compiled it in vain."""
 
     @property
     def cost_s(self) -> float:
@@ -111,7 +122,8 @@ def forecast(
     If the number of steps left is unknown, the rule is that of renting or buying skis: compile once
     the run has taken as long as compiling costs. Whatever the length turns out to be, that takes at
     most about twice the time of the better choice. By the same rule runs that are too short one by one
-    compile once they would have saved together what compiling costs.
+    compile once they would have saved together what compiling costs; the first one does if it loses
+    little by it, and one more like it would save more.
 
     A child process that would take too long leaves the choice to compile in the step itself, where that
     pays: a child has the core that is left, and nothing is gained until it is done.
@@ -128,10 +140,10 @@ def forecast(
     if remaining_steps is None:
         return _of_unknown_length(step_s, spent_s, expected.cost_s)
     decision = _weighed(remaining_steps, step_s, expected)
-    if decision.go or expected.child is None or not or_inline:
+    if expected.child is None or not or_inline or (decision.go and decision.pays):
         return decision
     inline = _weighed(remaining_steps, step_s, replace(expected, child=None))
-    if not inline.go:
+    if not inline.go or (decision.go and not inline.pays):
         return decision
     reason = f"{inline.reason}; a child process would take about {expected.child.seconds:.0f} s"
     return replace(inline, inline=True, reason=reason)
@@ -147,6 +159,9 @@ def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Deci
     if not go and 0 < saving > cost - expected.forgone_s and lent < LENT * left_s:
         go, words = True, "worth it for the runs to come"
         facts += f"; earlier runs that declined would have saved {expected.forgone_s:.1f} s"
+    if not go and expected.is_lasting and lent < min(LENT_UNASKED * left_s, forgone_s(left_s, expected)):
+        go, words = True, "worth it for the runs to come"
+        facts += f"; one more run like this would save {forgone_s(left_s, expected):.1f} s"
     if not go and not expected.measured and cost < CHEAP * left_s:
         go, words = True, f"worth finding out, since it costs less than {CHEAP:.0%} of what is left"
     return Decision(

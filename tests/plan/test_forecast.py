@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -144,6 +145,38 @@ class TestRunsBefore:
     def test_nor_is_what_would_not_be_done_in_time(self) -> None:
         expected = Expectation(compile_s=120.0, speedup=2.0, child=Child(seconds=120.0), forgone_s=1e6)
         assert not forecast(remaining_steps=1000, step_s=0.1, expected=expected).go
+
+    def lent(self, *, steps: int, compile_s: float = 30.0, is_lasting: bool = True) -> Decision:
+        expected = Expectation(compile_s=compile_s, speedup=1.25, is_lasting=is_lasting)
+        return forecast(remaining_steps=steps, step_s=0.1, expected=expected)
+
+    @pytest.mark.parametrize(("steps", "go"), [(1190, False), (1210, True)])
+    def test_a_first_run_lends_a_twentieth_to_those_after_it(self, steps: int, go: bool) -> None:
+        assert self.lent(steps=steps).go is go  # 24 s are saved, 6 s of 120 s are lent
+
+    def test_its_reason_says_what_one_more_run_would_save(self) -> None:
+        assert self.lent(steps=1210).reason == (
+            "worth it for the runs to come: 1,210 steps of 100 ms are left, at an assumed speed-up of 1.25x "
+            "compiling saves about 24.2 s and costs about 30 s; one more run like this would save 19.7 s"
+        )
+
+    def test_it_lends_nothing_where_the_code_would_be_lost(self) -> None:
+        assert not self.lent(steps=1210, is_lasting=False).go
+
+    def test_it_lends_no_more_than_one_more_run_would_save(self) -> None:
+        slow = Expectation(compile_s=4.3, speedup=1.01, is_lasting=True)
+        assert not forecast(remaining_steps=1000, step_s=0.1, expected=slow).go  # 1 s saved, 3.3 s lent
+        assert forecast(remaining_steps=1000, step_s=0.1, expected=replace(slow, speedup=1.03)).go
+
+    def test_a_first_run_lends_no_more_than_a_child_leaves_it(self) -> None:
+        slow = Expectation(compile_s=30.0, speedup=1.25, is_lasting=True, child=Child(seconds=110.0))
+        late = forecast(remaining_steps=1210, step_s=0.1, expected=slow)
+        assert late.go
+        assert late.inline is False  # 2.2 s saved of 4.5 s: 2.3 s are lent
+
+    def test_it_does_not_lend_to_a_child_where_the_step_itself_would_pay(self) -> None:
+        slow = Expectation(compile_s=24.0, speedup=1.25, is_lasting=True, child=Child(seconds=110.0))
+        assert forecast(remaining_steps=1210, step_s=0.1, expected=slow).inline
 
     def test_a_run_forgoes_what_it_would_save_with_full_caches(self) -> None:
         assert forgone_s(100.0, expect(20.0, 1.25)) == pytest.approx(20.0 - WARM_SHARE * 20.0)
