@@ -129,7 +129,7 @@ class Session:
             record.disturbed = record.slowed = True
         self._current = (track, record, lane)
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
-        if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay(track):
+        if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
             self.watch.begin_recording(record)
             self._calm = 0
         elif lane is not Lane.COMPILE and lane is self._lane and self._is_at_rest(track):

@@ -12,6 +12,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.plan.compile_cost import assumed_compile_s
 from lightning_hotcompile.plan.forecast import (
     GAIN_OF_ONE_MORE,
     WARM_SHARE,
@@ -72,14 +73,17 @@ class Weighing:
         known = self._memory.of(track.signature)
         return known if known is not None and self._plan.name in (known.scope, *known.tried) else None
 
-    def may_pay(self, track: Track) -> bool:
-        """Whether compiling could pay if it gained very much: else no step is recorded, which takes time."""
-        step_s, known = self._ledger.eager_step_s, self.known(track)
+    def may_pay(self) -> bool:
+        """Whether compiling could pay if it gained very much: else no step is recorded, which takes time.
+
+        It is asked in a step, so the store is not: what this machine has taken before may be half as much.
+        """
+        step_s, plan = self._ledger.eager_step_s, self._plan
         if not self._config.cost_gate or step_s is None:
             return True
         left = remaining_batches(self._trainer, self._stage, step_s)
-        cheapest_s = WARM_SHARE * self._memory.expectation(self._plan, known, step_s).compile_s
-        return left is None or left * step_s > cheapest_s
+        cheapest_s = WARM_SHARE * assumed_compile_s(plan.regions, has_toolchain=True, mode=plan.mode)
+        return left is None or left * step_s > cheapest_s / 2
 
     @property
     def _on_cpu(self) -> bool:

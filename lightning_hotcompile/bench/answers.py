@@ -203,9 +203,9 @@ def _class(found: Sequence[Record]) -> dict[str, Any]:
 def _watching(records: Sequence[Record]) -> list[str]:
     return [
         f"{r['row']}: signature and detector take {r['detector_us']:.1f} us a step, all hooks of a steady "
-        f"step {r['at_rest_us']:.1f} us; while it observes, recording of one step included, a step takes "
-        f"{1 / r['speedup']:.2f}x of a plain one (95% interval {1 / r['speedup_high']:.2f} to "
-        f"{1 / r['speedup_low']:.2f})."
+        f"step {r['at_rest_us']:.1f} us; while it observes a step takes {1 / r['speedup']:.2f}x of a plain "
+        f"one (95% interval {1 / r['speedup_high']:.2f} to {1 / r['speedup_low']:.2f}), and the one that is "
+        f"recorded takes {r['recorded_ms']:.1f} ms more, once in a run."
         for r in records
         if r.get("at_rest_us") is not None and r.get("speedup") is not None
     ]

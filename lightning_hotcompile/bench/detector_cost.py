@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from statistics import fmean, median
 from typing import Any
 
 import lightning as L
@@ -15,22 +16,26 @@ from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measurement import ArmResult, Measurement, Request
 from lightning_hotcompile.bench.workloads.workload import EAGER
 from lightning_hotcompile.callback import HotCompile
+from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.watch.detector import StepDetector
 from lightning_hotcompile.watch.signature import SignatureReader
 from lightning_hotcompile.watch.stats import summarize
 
 WATCHED = "watched"
 OBSERVED = 10
-"""Steps of a fit that are watched, the one that is recorded operation by operation among them."""
+"""Steps of a fit that are watched."""
+
+RECORDED = 1
+"""The one of them, from 0, that is recorded operation by operation."""
 
 LOOPS = 5_000
 
 
 class StepTimer(L.Callback):
-    """Adds up the time of the first steps, other callbacks' hooks included."""
+    """Times the first steps, other callbacks' hooks included, and ends the fit after them."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds: list[float] = []
         self.begun = 0.0
 
     def begin(self) -> L.Callback:
@@ -45,29 +50,36 @@ class StepTimer(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: LightningModule, *_: Any) -> None:
         """The callback that goes last: its hook stops the clock."""
-        if trainer.fit_loop.epoch_loop.batch_progress.current.ready <= OBSERVED:
-            self.seconds += time.perf_counter() - self.begun
+        self.seconds.append(time.perf_counter() - self.begun)
+        trainer.should_stop = len(self.seconds) >= OBSERVED
 
 
 def measure(request: Request) -> Measurement:
     """Fits with and without the callback in turns; nothing is compiled in either.
 
-    The sample of one fit is the mean of its first steps. ``detector_us`` is the median of a tight loop over
+    The sample of one fit is the mean of its first steps but the recorded one. ``recorded_ms`` is what that
+    one took more than in the plain fit beside it (median), ``detector_us`` the median of a tight loop over
     signature and detector for one batch of the case, ``at_rest_us`` what the callback's hooks take in a step
     that uses compiled code.
     """
     case = CASES[request.sizes["model"]]
     arms = {EAGER: ArmResult(compiled=False), WATCHED: ArmResult(compiled=False)}
+    recorded_ms: list[float] = []
     begin = time.perf_counter()
     for i in range(request.rounds + 1):
+        found: dict[str, list[float]] = {}
         for name in arms if i % 2 == 0 else reversed(arms):
             callbacks = [HotCompile(threshold=OBSERVED + 1)] if name == WATCHED else []
-            seconds = observed_seconds(case, callbacks)
-            if i:  # the first pair warms up the machine
-                arms[name].laps.setdefault("step", []).append(seconds / OBSERVED)
+            found[name] = observed_seconds(case, callbacks)
+        if i:  # the first pair warms up the machine
+            recorded_ms.append(1e3 * (found[WATCHED].pop(RECORDED) - found[EAGER].pop(RECORDED)))
+            for name, seconds in found.items():
+                arms[name].laps.setdefault("step", []).append(fmean(seconds))
         if i >= 10 and time.perf_counter() - begin > request.seconds:
             break
-    arms[WATCHED].extra.update(detector_us=detector_us(case), at_rest_us=at_rest_us(case))
+    arms[WATCHED].extra.update(
+        recorded_ms=median(recorded_ms), detector_us=detector_us(case), at_rest_us=at_rest_us(case)
+    )
     return Measurement(arms=arms, parameters=sum(p.numel() for p in case.model().parameters()))
 
 
@@ -129,11 +141,28 @@ SETTLING_STEPS = 100
 """More than a step signature takes to be steady, where anything is kept."""
 
 
-def observed_seconds(case: Case, callbacks: Sequence[L.Callback]) -> float:
-    """Seconds of the first steps of a short fit."""
+_LONG = 1_000_000
+"""Steps that a fit is given: in one as short as those that are timed no step would be recorded."""
+
+
+def observed_seconds(case: Case, callbacks: Sequence[L.Callback]) -> list[float]:
+    """Seconds of each of the first steps of a fit that is ended after them.
+
+    Raises:
+        RuntimeError: the callback has recorded no step, so this is not what watching costs.
+    """
     timer = StepTimer()
-    _fit(case, [timer.begin(), *callbacks, timer], OBSERVED + 1)
+    _fit(case, [timer.begin(), *callbacks, timer], _LONG)
+    for callback in callbacks:
+        if isinstance(callback, HotCompile) and not _has_recorded(callback.report):
+            raise RuntimeError(
+                f"no step of {case.name} was recorded: {callback.report.phase}, {callback.report.decision}"
+            )
     return timer.seconds
+
+
+def _has_recorded(report: Report) -> bool:
+    return [sample.step for sample in report.samples if sample.note == "recorded"] == [RECORDED + 1]
 
 
 def _fit(case: Case, callbacks: list[L.Callback], steps: int) -> None:

@@ -115,13 +115,13 @@ def test_rows_without_a_number_are_told_with_their_reason() -> None:
 
 
 def test_what_watching_costs_is_the_ratio_the_other_way_round() -> None:
-    watched = ArmResult(
-        compiled=False, laps={"step": [0.0105] * 10}, extra={"detector_us": 8.4, "at_rest_us": 21.5}
-    )
+    extra = {"detector_us": 8.4, "at_rest_us": 21.5, "recorded_ms": 12.34}
+    watched = ArmResult(compiled=False, laps={"step": [0.0105] * 10}, extra=extra)
     found = Measurement(
         arms={"eager": ArmResult(compiled=False, laps={"step": [0.010] * 10}), "watched": watched}
     )
     words = lines(table([found]), "What watching costs")
     assert "take 8.4 us a step, all hooks of a steady step 21.5 us" in words
     assert "a step takes 1.05x of a plain one" in words
+    assert "the one that is recorded takes 12.3 ms more, once in a run" in words
     assert "Beside fused and other eager code" not in answers(table([found]))

@@ -11,10 +11,11 @@ import pytest
 
 from lightning_hotcompile.bench import fresh_process
 from lightning_hotcompile.bench.cases import CASES
-from lightning_hotcompile.bench.detector_cost import at_rest_us, detector_us
+from lightning_hotcompile.bench.detector_cost import at_rest_us, detector_us, observed_seconds
 from lightning_hotcompile.bench.fresh_process import FreshProcess
 from lightning_hotcompile.bench.measurement import Request
 from lightning_hotcompile.bench.runs import RunFailed, RunKilled, RunTimedOut
+from lightning_hotcompile.callback import HotCompile
 from tests.bench.suite_examples import measured
 
 SMALL = Request(
@@ -118,3 +119,9 @@ def test_what_watching_costs_is_measured_in_a_process(tmp_path: Path) -> None:
     assert {name: len(arm.laps["step"]) for name, arm in found.arms.items()} == {"eager": 6, "watched": 6}
     assert found.arms["watched"].extra["detector_us"] > 0
     assert found.arms["watched"].extra["at_rest_us"] > 0
+    assert found.arms["watched"].extra["recorded_ms"] > 0
+
+
+def test_what_watching_costs_is_not_told_without_a_recorded_step() -> None:
+    with pytest.raises(RuntimeError, match="no step of mlp was recorded"):
+        observed_seconds(CASES["mlp"], [HotCompile(threshold=0, backend="eager", store=None)])
