@@ -55,11 +55,8 @@ class Memory:
         return (known.forgone_s or 0.0) if known is not None else 0.0
 
     def is_lasting(self, signature: StepSignature) -> bool:
-        """Whether later runs would find what this one compiles, and none before has compiled in vain."""
-        if self._store is None or not self._keeps_code:
-            return False
-        known = self._found(signature)
-        return known is None or known.verdict != "declined" or bool(known.forgone_s)
+        """Whether this run is the first one of its step, and later ones would find what it compiles."""
+        return self._store is not None and self._keeps_code and self._found(signature) is None
 
     def _found(self, signature: StepSignature) -> Profile | None:
         """The disk is asked once for each."""

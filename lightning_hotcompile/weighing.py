@@ -186,10 +186,10 @@ class Weighing:
         step_s = self._ledger.eager_step_s
         if decision is None or decision.expected_cost_s is None or step_s is None:
             return None
-        if decision.go:
+        if decision.go and (track.state.flips or track.phase not in (Phase.OBSERVING, Phase.DECLINED)):
             return 0.0
-        if not (track.phase is Phase.DECLINED and track.state.reason == decision.reason):
-            return None
+        if track.phase is not Phase.DECLINED or not (decision.go or track.state.reason == decision.reason):
+            return None  # where this rank would have compiled, another one has declined
         return forgone_s(step_s * track.steps, self._assumed(None, step_s)) or None
 
     def _assumed(self, known: Profile | None, step_s: float | None) -> Expectation:

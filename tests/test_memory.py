@@ -7,11 +7,15 @@ import pickle
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
 from lightning_hotcompile import HotCompile, HotCompileConfig, ahead, memory, plan_compile, weighing
+from lightning_hotcompile.machine import Phase
+from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.plan import compile_cost, forecast
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.store.folder import StoreError
@@ -20,6 +24,7 @@ from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.prewarm import choice
+from lightning_hotcompile.weighing import Weighing
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
 from tests.store import examples
@@ -158,31 +163,67 @@ def test_after_a_compile_in_vain_counting_begins_anew(tmp_path: Path, a_long_com
     assert sums[3] == pytest.approx(sums[0], rel=1e-3)
 
 
-class Broken:
-    """A compiler that fails, and counts how often it was asked."""
-
-    __name__ = "broken"
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, graph: Any, inputs: Any, **_: Any) -> Any:
-        self.calls += 1
-        raise RuntimeError("no compiler yet")
-
-
 def test_a_first_run_lends_to_the_next_which_lends_nothing_if_that_was_in_vain(
     tmp_path: Path, a_long_compile: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def broken(graph: Any, inputs: Any, **_: Any) -> Any:
+        raise RuntimeError("no compiler yet")
+
     monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 0.05)  # 0.046 s of 0.23 s are saved
     reports = []
     for _ in range(2):
-        callback = HotCompile(threshold=5, backend=Broken(), scope="step", store=str(tmp_path / "s"))
+        callback = HotCompile(threshold=5, backend=broken, scope="step", store=str(tmp_path / "s"))
         fit(seeded(Net), [callback], max_epochs=20)
         reports.append(callback.report)
     assert [report.phase for report in reports] == ["reverted", "declined"]
     assert "worth it for the runs to come" in reports[0].decision
     assert "one more run like this would save" in reports[0].decision
+
+
+def test_only_the_first_run_lends_also_where_the_code_is_lost_each_time(
+    tmp_path: Path, a_long_compile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 0.05)
+    monkeypatch.setattr(StoreInUse, "holds_graphs", lambda self: False)
+    asked: list[list[bool]] = []
+    is_lasting = Memory.is_lasting
+
+    def spied(self: Memory, signature: Any) -> bool:
+        asked[-1].append(is_lasting(self, signature))
+        return asked[-1][-1]
+
+    monkeypatch.setattr(Memory, "is_lasting", spied)
+    reports = []
+    for _ in range(2):
+        asked.append([])
+        callback = learning(tmp_path / "s", scope="step")
+        fit(seeded(Net), [callback], max_epochs=20)
+        reports.append(callback.report)
+    assert "one more run like this would save" in reports[0].decision
+    assert reports[0].phase == "steady"
+    assert set(asked[0]) == {True}
+    assert set(asked[1]) == {False}
+
+
+def test_a_rank_that_would_have_compiled_has_not_begun_to_where_another_declined() -> None:
+    ledger = SimpleNamespace(eager_step_s=0.1)
+    watch = SimpleNamespace(op_statistics=None)
+    gain = forecast.Expectation(compile_s=10.0, speedup=1.25)
+    unused: Any = None
+    known: Any = SimpleNamespace(expectation=lambda *_: gain)
+    asked = Weighing(unused, unused, unused, unused, cast(Any, watch), cast(Any, ledger), "train", known)
+    go = forecast.Decision(go=True, reason="worth it", expected_cost_s=10.0, expected_saving_s=11.0)
+
+    def forgone(phase: Phase, flips: int = 0) -> float | None:
+        state = SimpleNamespace(reason="another rank declined", flips=flips)
+        track: Any = SimpleNamespace(phase=phase, state=state, steps=1000)
+        with patch.object(Weighing, "_on_cpu", True):
+            return asked.forgone_s(track, go)
+
+    assert forgone(Phase.DECLINED) == pytest.approx(20.0 - forecast.WARM_SHARE * 10.0)
+    assert forgone(Phase.DECLINED, flips=1) == 0.0
+    assert forgone(Phase.PREWARMING) == 0.0
+    assert forgone(Phase.OBSERVING) is None
 
 
 def test_a_first_run_lends_nothing_that_no_other_would_find(

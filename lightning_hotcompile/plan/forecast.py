@@ -78,7 +78,7 @@ class Expectation:
     """Seconds that compiled code would have saved in earlier runs of the same step, all of which declined."""
 
     is_lasting: bool = False
-    """Whether later runs would find the code, and none before has compiled it in vain."""
+    """Whether later runs would find the code, and nothing is known of earlier ones."""
 
     @property
     def cost_s(self) -> float:
@@ -159,7 +159,8 @@ def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Deci
     if not go and 0 < saving > cost - expected.forgone_s and lent < LENT * left_s:
         go, words = True, "worth it for the runs to come"
         facts += f"; earlier runs that declined would have saved {expected.forgone_s:.1f} s"
-    if not go and expected.is_lasting and lent < min(LENT_UNASKED * left_s, forgone_s(left_s, expected)):
+    most_lent = min(LENT_UNASKED * left_s, forgone_s(left_s, expected))
+    if not go and expected.is_lasting and saving > 0 and lent < most_lent:
         go, words = True, "worth it for the runs to come"
         facts += f"; one more run like this would save {forgone_s(left_s, expected):.1f} s"
     if not go and not expected.measured and cost < CHEAP * left_s:

@@ -78,7 +78,7 @@ class Profile:
     Args:
         key: for what this holds.
         verdict: ``good`` (kept), ``bad`` (measured and taken back), ``unknown`` (the run ended before it was
-            measured), ``declined`` (by the forecast: nothing was compiled).
+            measured), ``declined`` (by the forecast, or the run ended before anything was known).
         reason: why, in words; cut to 2000 characters.
         scope: name of the plan that was kept.
         eager_parts: parts of the plan that were left eager, since the step is faster without them.

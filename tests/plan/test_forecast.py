@@ -168,11 +168,14 @@ class TestRunsBefore:
         assert not forecast(remaining_steps=1000, step_s=0.1, expected=slow).go  # 1 s saved, 3.3 s lent
         assert forecast(remaining_steps=1000, step_s=0.1, expected=replace(slow, speedup=1.03)).go
 
-    def test_a_first_run_lends_no_more_than_a_child_leaves_it(self) -> None:
-        slow = Expectation(compile_s=30.0, speedup=1.25, is_lasting=True, child=Child(seconds=110.0))
-        late = forecast(remaining_steps=1210, step_s=0.1, expected=slow)
+    @pytest.mark.parametrize(("child_s", "inline"), [(110.0, False), (130.0, True)])
+    def test_no_child_is_started_that_would_not_be_done_in_time(self, child_s: float, inline: bool) -> None:
+        slow = Expectation(compile_s=30.0, speedup=1.25, is_lasting=True, child=Child(seconds=child_s))
+        late = forecast(remaining_steps=1210, step_s=0.1, expected=slow)  # 121 s are left
         assert late.go
-        assert late.inline is False  # 2.2 s saved of 4.5 s: 2.3 s are lent
+        assert late.inline is inline
+        alone = forecast(remaining_steps=1210, step_s=0.1, expected=slow, or_inline=False)
+        assert alone.go is not inline
 
     def test_it_does_not_lend_to_a_child_where_the_step_itself_would_pay(self) -> None:
         slow = Expectation(compile_s=24.0, speedup=1.25, is_lasting=True, child=Child(seconds=110.0))
