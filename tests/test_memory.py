@@ -226,6 +226,19 @@ def test_a_rank_that_would_have_compiled_has_not_begun_to_where_another_declined
     assert forgone(Phase.OBSERVING) is None
 
 
+@pytest.mark.parametrize(("left", "pays"), [(100, False), (1_000_000, True), (None, True)])
+def test_whether_a_step_is_recorded_is_not_asked_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, left: int | None, pays: bool
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 2.5)
+    unused: Any = None  # the store among them
+    plan: Any = SimpleNamespace(regions=(), mode=None)
+    ledger: Any = SimpleNamespace(eager_step_s=0.001)
+    asked = Weighing(unused, HotCompileConfig(), plan, unused, unused, ledger, "train", unused)
+    assert asked.may_pay() is pays
+
+
 def test_a_first_run_lends_nothing_that_no_other_would_find(
     tmp_path: Path, a_long_compile: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

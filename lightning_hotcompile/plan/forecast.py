@@ -159,10 +159,10 @@ def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Deci
     if not go and 0 < saving > cost - expected.forgone_s and lent < LENT * left_s:
         go, words = True, "worth it for the runs to come"
         facts += f"; earlier runs that declined would have saved {expected.forgone_s:.1f} s"
-    most_lent = min(LENT_UNASKED * left_s, forgone_s(left_s, expected))
-    if not go and expected.is_lasting and saving > 0 and lent < most_lent:
+    one_more_s = forgone_s(left_s, expected)
+    if not go and expected.is_lasting and saving > 0 and lent < min(LENT_UNASKED * left_s, one_more_s):
         go, words = True, "worth it for the runs to come"
-        facts += f"; one more run like this would save {forgone_s(left_s, expected):.1f} s"
+        facts += f"; one more run like this would save {one_more_s:.1f} s"
     if not go and not expected.measured and cost < CHEAP * left_s:
         go, words = True, f"worth finding out, since it costs less than {CHEAP:.0%} of what is left"
     return Decision(

@@ -146,8 +146,8 @@ class TestRunsBefore:
         expected = Expectation(compile_s=120.0, speedup=2.0, child=Child(seconds=120.0), forgone_s=1e6)
         assert not forecast(remaining_steps=1000, step_s=0.1, expected=expected).go
 
-    def lent(self, *, steps: int, compile_s: float = 30.0, is_lasting: bool = True) -> Decision:
-        expected = Expectation(compile_s=compile_s, speedup=1.25, is_lasting=is_lasting)
+    def lent(self, *, steps: int, is_lasting: bool = True) -> Decision:
+        expected = Expectation(compile_s=30.0, speedup=1.25, is_lasting=is_lasting)
         return forecast(remaining_steps=steps, step_s=0.1, expected=expected)
 
     @pytest.mark.parametrize(("steps", "go"), [(1190, False), (1210, True)])
