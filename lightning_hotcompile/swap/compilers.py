@@ -12,6 +12,7 @@ import torch._dynamo
 import torch._functorch.config as functorch_config
 from torch.fx import GraphModule
 
+from lightning_hotcompile.swap import layout_checks
 from lightning_hotcompile.swap.dynamo import CompiledFn
 
 
@@ -44,20 +45,23 @@ def resolve_backend(
     mode: str | None,
     options: Mapping[str, Any] | None,
     random: str = "eager",
+    *,
+    guarded: bool = False,
 ) -> CompiledFn:
     """A callable ``(graph_module, example_inputs)`` for a backend's name, mode and options.
 
     With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
-    the same order, unless ``options`` say otherwise; other backends are left as they are.
+    the same order; where Dynamo has ``guarded`` the layout of all inputs, its code does not check layouts
+    either, see :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends
+    are left as they are.
 
     Raises:
         RuntimeError: Inductor does not know an option (its message lists those that it knows).
         torch._dynamo.exc.InvalidBackend: there is no backend of this name.
     """
     if backend == "inductor":
-        return _inductor(
-            mode, {**({"fallback_random": True} if random == "eager" else {}), **(options or {})}
-        )
+        as_eager = {"fallback_random": True} if random == "eager" else {}
+        return _inductor(mode, as_eager, options or {}, guarded=guarded)
     given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
     found = torch._dynamo.lookup_backend(backend) if isinstance(backend, str) else backend
 
@@ -68,16 +72,23 @@ def resolve_backend(
     return compile_graph
 
 
-def _inductor(mode: str | None, options: Mapping[str, Any]) -> CompiledFn:
-    # torch.compile's own wrapper checks the names of the options and knows what a mode means. Unlike
-    # torch.compile itself it takes both; the options come last.
-    make: Any = functools.partial(torch._TorchCompileInductorWrapper, mode, dict(options), None)
-    wrapper: Any = None
+def _inductor(
+    mode: str | None, ours: Mapping[str, Any], options: Mapping[str, Any], *, guarded: bool
+) -> CompiledFn:
+    @functools.cache
+    def wrapper(checks_layouts: bool) -> Any:
+        # torch.compile's own wrapper checks the names of the options and knows what a mode means. Unlike
+        # torch.compile itself it takes both; the options come last.
+        lean = {} if checks_layouts else layout_checks.WITHOUT
+        make: Any = torch._TorchCompileInductorWrapper
+        return make(mode, {**ours, **lean, **options}, None)
+
     with contextlib.suppress(OSError):  # no cache folder can be made: a failure of the compile, not of ours
-        wrapper = make()
+        wrapper(True)
 
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        compiled: CompiledFn = (wrapper or make())(graph_module, list(example_inputs))
+        checks_layouts = not guarded or layout_checks.why_needed(graph_module, example_inputs) is not None
+        compiled: CompiledFn = wrapper(checks_layouts)(graph_module, list(example_inputs))
         return compiled
 
     return compile_graph

@@ -69,7 +69,8 @@ class SwappedRegion:
 
     def compiled(self, function: Callable[..., Any]) -> CompiledFunction:
         """A compiled function whose graphs belong to this region."""
-        return CompiledFunction(function, self._witness.backend_for(self.region.name), **self._settings)
+        backend = self._witness.backend_for(self.region.name, guarded=self.region.kind != "optimizer")
+        return CompiledFunction(function, backend, **self._settings)
 
     def is_off(self) -> bool:
         """Whether a call is to run as if nothing had been swapped."""

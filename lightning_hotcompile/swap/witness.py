@@ -65,8 +65,7 @@ class Witness:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         # At the first graph: Inductor's import takes a third of a second, too much for a run without flip.
-        self._resolve = functools.partial(resolve_backend, backend, mode, options, random)
-        self._compile: CompiledFn | None = None
+        self._resolve = functools.cache(functools.partial(resolve_backend, backend, mode, options, random))
         self._counts_cache_hits = backend == "inductor"
         self._timeout = compile_timeout
         self.watch = Watch(parity=parity, raise_errors=raise_errors, on_failure=on_failure)
@@ -94,11 +93,18 @@ class Witness:
         """The graphs whose compiled code made NaN or Inf where eager did not, after their first run."""
         return self.watch.tripped
 
-    def backend_for(self, region: str) -> CompiledFn:
-        """A backend for ``torch.compile`` whose graphs belong to ``region``."""
+    def backend_for(self, region: str, *, guarded: bool = False) -> CompiledFn:
+        """A backend for ``torch.compile`` whose graphs belong to ``region``.
+
+        Args:
+            region: its name.
+            guarded: whether Dynamo guards the layout of all tensors that the region's graphs are given; it
+                does not for an optimizer's.
+        """
+        compile_graph = functools.partial(self._compile_in_time, guarded=guarded)
 
         def witnessed(graph_module: GraphModule, example_inputs: Sequence[Any], **_: Any) -> CompiledFn:
-            return self._witness(region, graph_module, example_inputs)
+            return self._witness(region, graph_module, example_inputs, compile_graph)
 
         return witnessed
 
@@ -114,7 +120,13 @@ class Witness:
         """The first error of the backend in one region."""
         return next((g.error for g in self.graphs if g.region == region and g.error), None)
 
-    def _witness(self, region: str, graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    def _witness(
+        self,
+        region: str,
+        graph_module: GraphModule,
+        example_inputs: Sequence[Any],
+        compile_graph: CompiledFn,
+    ) -> CompiledFn:
         if self.collect is not None:
             with backward_with_forward():
                 self.collect(region, graph_module, example_inputs)
@@ -126,7 +138,7 @@ class Witness:
         captured = copy_of(graph_module)
         start, hits = self._now(), cache_hits()
         try:
-            compiled = self._compile_in_time(graph_module, example_inputs)
+            compiled = compile_graph(graph_module, example_inputs)
         except RestartCompile:
             raise  # not an error: Dynamo traces the frame once more, with what it has learned
         except Exception as error:
@@ -139,31 +151,32 @@ class Witness:
         self.graphs.append(graph)
 
         def neutral(inputs: Sequence[Any]) -> tuple[CompiledFn, CompiledFn]:
-            return self._neutral(captured, inputs)
+            return _neutral(captured, inputs, compile_graph)
 
         return GraphAtWork(graph, captured, compiled, self.watch, neutral).entry()
 
-    def _compile_in_time(self, graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    def _compile_in_time(
+        self, graph_module: GraphModule, example_inputs: Sequence[Any], *, guarded: bool
+    ) -> CompiledFn:
         reason = why_no_backend_can(graph_module)
         if reason is not None:
             raise RuntimeError(reason)
         with time_limit(self._timeout, "compile_timeout"), backward_with_forward():
-            if self._compile is None:
-                self._compile = self._resolve()
-            compiled: CompiledFn = self._compile(graph_module, example_inputs)
+            compiled: CompiledFn = self._resolve(guarded=guarded)(graph_module, example_inputs)
             return compiled
 
-    def _neutral(self, captured: GraphModule, inputs: Sequence[Any]) -> tuple[CompiledFn, CompiledFn]:
-        """The graph without its random numbers, eager and compiled."""
-        try:
-            eager = neutralised(captured)
-            compiled = self._compile_in_time(neutralised(captured), inputs)
-        except Exception as error:
-            _log.debug("a graph without its random numbers was not compiled", exc_info=True)
-            raise NotNeutral(
-                f"without its random numbers it was not compiled: {first_line(error)}"
-            ) from error
-        return eager.forward, compiled
+
+def _neutral(
+    captured: GraphModule, inputs: Sequence[Any], compile_graph: CompiledFn
+) -> tuple[CompiledFn, CompiledFn]:
+    """The graph without its random numbers, eager and compiled."""
+    try:
+        eager = neutralised(captured)
+        compiled = compile_graph(neutralised(captured), inputs)
+    except Exception as error:
+        _log.debug("a graph without its random numbers was not compiled", exc_info=True)
+        raise NotNeutral(f"without its random numbers it was not compiled: {first_line(error)}") from error
+    return eager.forward, compiled
 
 
 def check_backend(backend: str | CompiledFn, mode: str | None, options: Mapping[str, Any] | None) -> None:
