@@ -3,6 +3,8 @@
 import importlib as _importlib
 import typing as _typing
 
+__version__ = "0.1.0"
+
 if _typing.TYPE_CHECKING:
     from lightning_hotcompile.callback import HotCompile
     from lightning_hotcompile.config import HotCompileConfig

@@ -149,7 +149,7 @@ def test_errors_have_one_base() -> None:
 
 def test_the_package_is_typed_and_has_its_version() -> None:
     assert importlib.resources.files(lightning_hotcompile).joinpath("py.typed").is_file()
-    assert importlib.metadata.version("lightning-hotcompile")
+    assert lightning_hotcompile.__version__ == importlib.metadata.version("lightning-hotcompile")
 
 
 def test_watch_and_plan_import_no_lightning() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ def setting(threads: int = 0) -> dict[str, Any]:
     machine = Machine.here()
     if threads:
         machine = dataclasses.replace(machine, threads=threads)
-    package = {"lightning_hotcompile": version("lightning-hotcompile")}
+    package = {"lightning_hotcompile": lightning_hotcompile.__version__}
     return {"machine": str(machine), "versions": {**versions(), **package}, "commit": commit()}
 
 

@@ -6,11 +6,11 @@ A group of commands is a file of its own. It imports torch, and whatever does so
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from lightning_hotcompile import __version__
 from lightning_hotcompile.cli import doctor, launch, run_commands, store
 from lightning_hotcompile.cli.bench import bench
 from lightning_hotcompile.cli.explain import explain
@@ -34,7 +34,7 @@ app.command("bench", context_settings=launch.SETTINGS)(bench)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lightning-hotcompile {metadata.version('lightning-hotcompile')}")
+        typer.echo(f"lightning-hotcompile {__version__}")
         raise typer.Exit
 
 

@@ -7,7 +7,6 @@ What a person asks for (list, clear, export, import) raises :class:`StoreError`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import platform
 import sys
@@ -15,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from lightning_hotcompile import __version__
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.store import bounding, exporting, importing, listing, placing
 from lightning_hotcompile.store.archive import Manifest
@@ -104,7 +103,7 @@ class Store:
             signature=signature,
             machine=self.machine,
             torch=torch.__version__,
-            package=_package_version(),
+            package=__version__,
         )
 
     def find(self, key: ProfileKey) -> Profile | None:
@@ -191,9 +190,7 @@ class Store:
         Raises:
             StoreError: the archive cannot be written.
         """
-        manifest = Manifest(
-            package=_package_version(), torch=torch.__version__, machine=self.machine, files={}
-        )
+        manifest = Manifest(package=__version__, torch=torch.__version__, machine=self.machine, files={})
         with _as_store_error():
             code = bounding.entries_of(self.compiler_cache_dir) if compiler_cache else []
             sources = (
@@ -236,11 +233,6 @@ class Store:
             return None
         there = f"torch {origin.torch} on {origin.machine}"
         return f"the compiler's cache: it is of {there}, here is torch {torch.__version__} on {self.machine}"
-
-
-@functools.cache  # read from a file of its own each time
-def _package_version() -> str:
-    return metadata.version("lightning-hotcompile")
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def headers_in_use() -> str | None:
 def holds_headers(folder: str | Path | None) -> bool:
     """Whether a header was precompiled in that folder: the toolchain's own start is then over for good."""
     with contextlib.suppress(OSError):
-        return folder is not None and any(Path(folder).glob("*.[gp]ch"))
+        return folder is not None and any(name.endswith((".gch", ".pch")) for name in os.listdir(folder))
     return False
 
 
