@@ -3,7 +3,7 @@
 import importlib as _importlib
 import typing as _typing
 
-__version__ = "0.1.0"
+from lightning_hotcompile.version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
     from lightning_hotcompile.callback import HotCompile

@@ -21,6 +21,7 @@ ROOMS = ("base", "watch", "plan", "swap", "receipt", "view", "capture", "store",
 
 ROOM_OF_TOP_MODULE = {
     "errors": "base",
+    "version": "base",
     "config": "base",
     "switch": "base",
     "together": "machine",

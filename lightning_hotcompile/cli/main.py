@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from lightning_hotcompile import __version__
 from lightning_hotcompile.cli import doctor, launch, run_commands, store
 from lightning_hotcompile.cli.bench import bench
 from lightning_hotcompile.cli.explain import explain
 from lightning_hotcompile.cli.worth import worth
+from lightning_hotcompile.version import __version__
 
 app = typer.Typer(
     name="hotcompile",

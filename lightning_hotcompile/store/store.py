@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from lightning_hotcompile import __version__
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.store import bounding, exporting, importing, listing, placing
 from lightning_hotcompile.store.archive import Manifest
@@ -33,6 +32,7 @@ from lightning_hotcompile.store.placing import Imported
 from lightning_hotcompile.store.profiles import Profile, ProfileKey
 from lightning_hotcompile.store.records import Records
 from lightning_hotcompile.store.samples import CompileSample
+from lightning_hotcompile.version import __version__
 
 _log = logging.getLogger(__name__)
 
