@@ -83,7 +83,7 @@ PRIVATE_TORCH = {
     # The backends behind Dynamo.
     "swap.compilers": None,
     # What an operation of a graph is called.
-    "swap.layout_checks": {"torch.fx.node._get_qualified_name"},
+    "swap.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.
     "swap.inductor_paths": {
         "torch._inductor",

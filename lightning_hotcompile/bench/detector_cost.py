@@ -97,13 +97,17 @@ def detector_us(case: Case, loops: int = LOOPS) -> float:
     return summarize(samples).median
 
 
-class TimedHooks(HotCompile):
-    """HotCompile that times its own hooks, step by step, once it is steady."""
+class TimedHooks(L.Callback):
+    """Times the hooks of the class beside it, step by step."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.microseconds: list[float] = []
         self._spent = 0.0
+
+    def counts(self) -> bool:
+        """Whether the step that has ended is one to keep."""
+        return True
 
     def on_train_batch_start(self, *args: Any) -> None:
         """Time it; it is the first of a step."""
@@ -122,19 +126,30 @@ class TimedHooks(HotCompile):
         start = time.perf_counter()
         super().on_train_batch_end(*args)
         self._spent += time.perf_counter() - start
-        if self.phase == "steady":
+        if self.counts():
             self.microseconds.append(1e6 * self._spent)
 
 
-def at_rest_us(case: Case, steps: int = 200) -> float:
-    """Microseconds that the callback's hooks take in a steady step, in between real ones; their median.
+class TimedHotCompile(TimedHooks, HotCompile):
+    """Those of HotCompile, once it is steady."""
 
+    def counts(self) -> bool:
+        """Whether it is at rest."""
+        return self.phase == "steady"
+
+
+def at_rest_us(case: Case, steps: int = 200) -> float:
+    """Microseconds that the callback's hooks take in a steady step, in between real ones: median.
+
+    Less what the same clock shows around the hooks of a callback that does nothing, in a fit of its own.
     Nothing is compiled by Inductor for it: graphs run as they were captured.
     """
     keeps_all = {"backend": "eager", "cost_gate": False, "min_speedup": 0.0, "threshold": 2, "store": None}
-    hot = TimedHooks(**keeps_all, scope="step", compile_optimizer=False, parity="off")
-    _fit(case, [hot], SETTLING_STEPS + steps)
-    return summarize(hot.microseconds).median
+    hot = TimedHotCompile(**keeps_all, scope="step", compile_optimizer=False, parity="off")
+    nothing = TimedHooks()
+    for timed in (hot, nothing):
+        _fit(case, [timed], SETTLING_STEPS + steps)
+    return summarize(hot.microseconds).median - summarize(nothing.microseconds[SETTLING_STEPS:]).median
 
 
 SETTLING_STEPS = 100

@@ -51,9 +51,9 @@ def resolve_backend(
     """A callable ``(graph_module, example_inputs)`` for a backend's name, mode and options.
 
     With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
-    the same order; where Dynamo has ``guarded`` the layout of all inputs, its code does not check layouts
-    either, see :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends
-    are left as they are.
+    the same order; its code does not check the layout of each tensor, and that of its inputs only where
+    Dynamo has not ``guarded`` it, see :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say
+    otherwise; other backends are left as they are.
 
     Raises:
         RuntimeError: Inductor does not know an option (its message lists those that it knows).
@@ -87,8 +87,11 @@ def _inductor(
         wrapper(True)
 
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        checks_layouts = not guarded or layout_checks.why_needed(graph_module, example_inputs) is not None
-        compiled: CompiledFn = wrapper(checks_layouts)(graph_module, list(example_inputs))
-        return compiled
+        one_by_one = layout_checks.why_needed(graph_module, example_inputs) is not None
+        held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
+        compiled: CompiledFn = wrapper(one_by_one)(graph_module, list(example_inputs))
+        if one_by_one or (guarded and not held):
+            return compiled
+        return layout_checks.checked(compiled, example_inputs, held)
 
     return compile_graph

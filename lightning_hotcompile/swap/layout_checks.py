@@ -1,10 +1,11 @@
-"""Whether compiled code has to look at the layout of its tensors in each call: only where nothing else does.
+"""Whether compiled code has to look at the layout of its tensors one by one, and how to look at all at once.
 
 Inductor's code checks sizes and strides of what it is given and of what library calls return, before it
-uses them; with many small tensors that is 1 to 4% of a step. In a graph of training code Dynamo's guards
+uses them; with many small tensors that is 1 to 7% of a step. In a graph of training code Dynamo's guards
 have looked at inputs, parameters and buffers already, AOTAutograd gives gradients the layout that the
-backward was compiled for, and what torch's own operations return depends on nothing else. The first real
-run of each graph is compared with eager.
+backward was compiled for, and what torch's own operations return depends on nothing else. No guard looks at
+what an optimizer's graph is given: one call checks all of that. The first real run of each graph is compared
+with eager.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.fx import GraphModule, Node
 from torch.fx.node import _get_qualified_name
+
+from lightning_hotcompile.swap.dynamo import CompiledFn
 
 WITHOUT: dict[str, Any] = {"size_asserts": False}
 """Inductor's options for code that does not check."""
@@ -28,7 +32,7 @@ _OWN_OPERATIONS = frozenset({"aten", "prim", "prims", "higher_order"})
 
 
 def why_needed(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
-    """Why the code of this graph has to check, though its inputs are guarded; ``None`` if it need not.
+    """Why the code of this graph has to check one by one; ``None`` if the layout of its inputs is enough.
 
     Args:
         graph_module: as Dynamo has captured it.
@@ -37,18 +41,59 @@ def why_needed(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str 
     if _VARIABLE in os.environ:
         return f"{_VARIABLE} is set"  # whatever it says: Inductor obeys it
     if any(map(_varies, example_inputs)):
-        return "sizes vary, and a library may choose another layout for some of them"
-    if any(True for _ in (*graph_module.parameters(), *graph_module.buffers())):
-        return "the graph holds tensors that no guard looks at"
+        return "not all inputs are tensors of one size, and a library may choose another layout for another"
     graphs = (module for module in graph_module.modules() if isinstance(module, GraphModule))
     foreign = (node for graph in graphs for node in graph.graph.nodes if not _is_torchs_own(node))
     return next((f"{node.target} is not torch's own" for node in foreign), None)
 
 
+def held_by(graph_module: GraphModule) -> tuple[Tensor, ...]:
+    """Tensors that are part of the graph, and no inputs: Dynamo has no guard on their layout."""
+    return (*graph_module.parameters(), *graph_module.buffers())
+
+
+class LayoutChangedError(RuntimeError):
+    """A tensor lies otherwise in memory than when the code was compiled; nothing of it has run."""
+
+
+def checked(compiled: CompiledFn, example_inputs: Sequence[Any], held: tuple[Tensor, ...] = ()) -> CompiledFn:
+    """The same function, which looks at the layout of all its tensors first, in one call.
+
+    Args:
+        compiled: takes inputs one by one.
+        example_inputs: that it was compiled for.
+        held: tensors beside them that it uses.
+
+    Returns:
+        A function that raises :class:`LayoutChangedError` before anything has run.
+    """
+    expected = [_layout(value) for value in (*example_inputs, *held)]
+    make: Any = TensorGuards  # its stub knows of no lists of sizes
+    guards: TensorGuards | None = None
+
+    def run(*args: Any) -> Any:
+        nonlocal guards
+        if guards is None or not guards.check(*args, *held):
+            tensors = (*args, *held)
+            if (found := [_layout(value) for value in tensors]) != expected:
+                was, now = next((a, b) for a, b in zip(expected, found, strict=True) if a != b)
+                raise LayoutChangedError(f"a tensor of sizes and strides {was} has {now} now")
+            # What it asks beyond layouts (a mode, say) may have changed; then it is asked anew.
+            sizes, strides = [list(size) for size, _ in found], [list(stride) for _, stride in found]
+            guards = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return compiled(*args)
+
+    return run
+
+
+def _layout(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(value.shape), value.stride()
+
+
 def _varies(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return any(isinstance(size, torch.SymInt) for size in value.shape)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return True
+    return any(isinstance(size, torch.SymInt) for size in value.shape)
 
 
 def _is_torchs_own(node: Node) -> bool:

@@ -13,6 +13,7 @@ from lightning_hotcompile.errors import ParityError, warn
 from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graph import Graph, first_line
+from lightning_hotcompile.swap.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import tensors_of
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
@@ -45,7 +46,7 @@ class GraphAtWork:
     the failing run had changed in place already is put back in runs that are looked at; else there is no
     copy of it, so a graph that changes its inputs (the statistics of a batch norm) may do so twice in that
     one step, random numbers may be drawn twice, and the error of a graph that changes what it holds (an
-    optimizer) is raised.
+    optimizer) is raised; not that of a tensor with another layout, after which nothing has run.
 
     Args:
         graph: what is known about it.
@@ -163,7 +164,7 @@ class GraphAtWork:
         reason = f"compiled code raised in run {self._graph.runs}: {first_line(failure)}"
         if before is not None:
             before.put_back()
-        elif self._changes_what_it_holds():
+        elif self._changes_what_it_holds() and not isinstance(failure, LayoutChangedError):
             self._give_up(reason, failure)
             raise failure
         answer = self._eager(*args)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.swap import layout_checks
 from tests.hot import assert_same, hot
@@ -49,17 +50,6 @@ def _not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_SIZE_ASSERTS", raising=False)
 
 
-class Scaled(nn.Module):
-    """One parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
 class TestWhyNeeded:
     def test_not_where_all_operations_are_torchs_own(self) -> None:
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3), nn.GELU())
@@ -68,7 +58,7 @@ class TestWhyNeeded:
     def test_where_sizes_vary(self) -> None:
         (reason,) = reasons(torch.sin, torch.ones(3, 4), dynamic=True)
         assert reason is not None
-        assert "sizes vary" in reason
+        assert "not all inputs are tensors of one size" in reason
 
     def test_where_an_operation_is_somebodys_own(self) -> None:
         (reason,) = reasons(lambda x: twice(x).sin(), torch.ones(3))
@@ -92,16 +82,72 @@ class TestWhyNeeded:
         assert reason is not None
         assert "own" in reason
 
-    def test_where_parameters_are_not_inputs(self) -> None:
-        graph = torch.fx.symbolic_trace(Scaled())
-        reason = layout_checks.why_needed(graph, [torch.ones(3)])
-        assert reason == "the graph holds tensors that no guard looks at"
-
     @pytest.mark.parametrize("value", ["0", "1"])
     def test_where_the_user_has_a_say(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
         monkeypatch.setenv("TORCHINDUCTOR_SIZE_ASSERTS", value)
         (reason,) = reasons(torch.sin, torch.ones(3))
         assert reason == "TORCHINDUCTOR_SIZE_ASSERTS is set"
+
+
+class TestChecked:
+    """All layouts in one call, before anything runs."""
+
+    def checked(self, held: tuple[Tensor, ...] = ()) -> tuple[Callable[..., Any], list[int]]:
+        runs: list[int] = []
+
+        def compiled(*inputs: Tensor) -> Tensor:
+            runs.append(len(inputs))
+            return inputs[0] + 1
+
+        return layout_checks.checked(compiled, [torch.ones(4, 6), torch.ones(6)], held), runs
+
+    def test_the_same_layouts_run(self) -> None:
+        run, runs = self.checked()
+        for _ in range(3):
+            assert run(torch.zeros(4, 6), torch.zeros(6)).equal(torch.ones(4, 6))
+        assert runs == [2, 2, 2]
+
+    @pytest.mark.parametrize("first", [True, False], ids=["in the first run", "later"])
+    @pytest.mark.parametrize(
+        "other",
+        [
+            lambda: torch.zeros(6, 4).t(),
+            lambda: torch.zeros(4, 12)[:, ::2],
+            lambda: torch.zeros(4, 1).expand(4, 6),
+            lambda: torch.zeros(6, 4),
+            lambda: torch.zeros(4, 6, 1),
+        ],
+        ids=["turned", "strided", "expanded", "size", "dimensions"],
+    )
+    def test_another_layout_does_not(self, other: Callable[[], Tensor], first: bool) -> None:
+        run, runs = self.checked()
+        if not first:
+            run(torch.zeros(4, 6), torch.zeros(6))
+        with pytest.raises(layout_checks.LayoutChangedError, match=r"\(4, 6\), \(6, 1\)"):
+            run(other(), torch.zeros(6))
+        assert len(runs) == (not first)
+        run(torch.zeros(4, 6), torch.zeros(6))
+
+    def test_nor_does_that_of_a_tensor_which_the_graph_holds(self) -> None:
+        held = torch.rand(3, 5)
+        run, runs = self.checked((held,))
+        run(torch.zeros(4, 6), torch.zeros(6))
+        held.set_(turned(held))
+        with pytest.raises(layout_checks.LayoutChangedError):
+            run(torch.zeros(4, 6), torch.zeros(6))
+        assert len(runs) == 1
+
+    def test_a_mode_around_it_is_no_other_layout(self) -> None:
+        run, runs = self.checked()
+        for context in (torch.no_grad, torch.inference_mode, FlopCounterMode, torch.enable_grad):
+            with context():
+                run(torch.zeros(4, 6), torch.zeros(6))
+        assert len(runs) == 4
+
+
+def turned(x: Tensor) -> Tensor:
+    """The same values, one column after the other in memory."""
+    return x.t().contiguous().t()
 
 
 SCRIPT = """
@@ -118,9 +164,9 @@ assert all(region.proven for region in callback.report.regions), callback.report
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("options", "checked"),
-    [("", [False, False, True]), ("options=dict(size_asserts=True)", [True, True, True])],
+    [("", [False, False, False]), ("options=dict(size_asserts=True)", [True, True, True])],
 )
-def test_only_the_optimizers_code_checks(tmp_path: Path, options: str, checked: list[bool]) -> None:
+def test_no_code_checks_one_by_one_unless_asked_to(tmp_path: Path, options: str, checked: list[bool]) -> None:
     code = tmp_path / "code.log"
     environment = {
         **os.environ,
@@ -154,19 +200,14 @@ class Changed(Net):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.global_step == 12:
             if self.change == "parameters":
-                self.mix.data = transposed(self.mix.data)
+                self.mix.data = turned(self.mix.data)
                 self.conv.to(memory_format=torch.channels_last)
             elif self.change == "buffer":
-                self.scale = transposed(self.scale)
+                self.scale = turned(self.scale)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         late = self.trainer.training and self.global_step >= 12
-        return [transposed(batch[0]), batch[1]] if self.change == "batch" and late else batch
-
-
-def transposed(x: Tensor) -> Tensor:
-    """The same values, one column after the other in memory."""
-    return x.t().contiguous().t()
+        return [turned(batch[0]), batch[1]] if self.change == "batch" and late else batch
 
 
 @pytest.mark.slow
@@ -183,4 +224,39 @@ def test_training_is_right_when_a_layout_changes(change: str, scope: str) -> Non
     report = callbacks[0].report
     assert report.phase in ("settling", "refining", "steady", "reverted"), report.to_text()
     assert any(region.proven for region in report.regions)
+    assert_same(*models)
+
+
+class Turning(Net):
+    """Gradients and parameters of another layout in one late step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.change = ""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if self.global_step == 60:
+            for parameter in (p for p in self.parameters() if p.dim() == 2 and self.change):
+                if self.change == "gradient":
+                    parameter.grad = turned(parameter.grad)
+                elif self.change == "parameter":
+                    parameter.data = turned(parameter.data)
+                else:
+                    optimizer.state[parameter]["exp_avg"].set_(turned(optimizer.state[parameter]["exp_avg"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("change", ["gradient", "parameter", "state"])
+def test_an_optimizer_is_right_when_a_layout_changes(change: str) -> None:
+    models: list[pl.LightningModule] = []
+    for callbacks in (
+        [],
+        [hot(backend="inductor", scope="step", store=None, on_error="eager", compile_optimizer=True)],
+    ):
+        model = seeded(Turning)
+        model.change = change
+        fit(model, callbacks, max_steps=80, max_epochs=-1)
+        models.append(model)
+    assert "a tensor of sizes and strides" in callbacks[0].report.to_text()
     assert_same(*models)
