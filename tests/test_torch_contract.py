@@ -19,11 +19,9 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from functorch.compile import make_boxed_func
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.variables.misc import NumpyVariable
@@ -320,48 +318,7 @@ class TestRandomNumbers:
 
 
 class TestLayouts:
-    """Compiled code need not look at what is looked at before it runs; an optimizer's code has to."""
-
-    @pytest.mark.parametrize("what", ["parameter", "buffer", "attribute", "input"])
-    def test_each_is_guarded_in_a_module(self, counter: Any, what: str) -> None:
-        module, x = Layouts(), torch.rand(4, 6)
-        swap(module, counter)
-        module(x)
-        module(x)
-        assert counter.frame_count == 1
-        if what == "input":
-            x = turned(x)
-        elif what == "parameter":
-            module.parameter.data = turned(module.parameter.data)
-        else:
-            setattr(module, what, turned(getattr(module, what)))
-        module(x)
-        assert counter.frame_count == 2
-
-    @pytest.mark.parametrize("gradient", ["turned", "expanded"])
-    def test_a_backward_is_given_gradients_of_the_layout_that_it_was_compiled_for(
-        self, gradient: str
-    ) -> None:
-        seen: list[tuple[int, ...]] = []
-
-        def keep(graph: Any, inputs: Any) -> Any:
-            def run(args: list[Any]) -> Any:
-                seen.extend(a.stride() for a in args if isinstance(a, Tensor) and a.shape == (4, 6))
-                return torch.fx.Interpreter(graph).boxed_run(args)
-
-            run._boxed_call = True  # type: ignore[attr-defined]
-            return run
-
-        def forward(graph: Any, inputs: Any) -> Any:
-            return make_boxed_func(graph.forward)
-
-        backend = aot_autograd(fw_compiler=forward, bw_compiler=keep)
-        module = Layouts()
-        out = torch.compile(module, backend=backend)(torch.rand(4, 6))
-        given = turned(torch.rand(4, 6)) if gradient == "turned" else torch.ones(()).expand(4, 6)
-        out.backward(given)
-        assert seen
-        assert set(seen) == {(6, 1)}
+    """No guard of Dynamo's looks at what an optimizer is given."""
 
     def test_an_optimizers_gradients_are_not_guarded(self, counter: Any) -> None:
         parameter = nn.Parameter(torch.rand(4, 6))
@@ -371,19 +328,6 @@ class TestLayouts:
             parameter.grad = gradient
             step()
         assert counter.frame_count == 1
-
-
-class Layouts(nn.Module):
-    """A parameter, a buffer and a tensor that is neither."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parameter = nn.Parameter(torch.rand(4, 6))
-        self.register_buffer("buffer", torch.rand(4, 6))
-        self.attribute = torch.rand(4, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * self.parameter + self.buffer * self.attribute).sin()
 
 
 def turned(x: Tensor) -> Tensor:

@@ -46,14 +46,15 @@ def resolve_backend(
     options: Mapping[str, Any] | None,
     random: str = "eager",
     *,
-    guarded: bool = False,
+    checks_at_once: bool = False,
 ) -> CompiledFn:
     """A callable ``(graph_module, example_inputs)`` for a backend's name, mode and options.
 
     With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
-    the same order; its code does not check the layout of each tensor, and that of its inputs only where
-    Dynamo has not ``guarded`` it, see :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say
-    otherwise; other backends are left as they are.
+    the same order. With ``checks_at_once``, for graphs that autograd does not run backwards, its code does
+    not check the layout of each tensor: one call looks at all of them, see
+    :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends are left as
+    they are.
 
     Raises:
         RuntimeError: Inductor does not know an option (its message lists those that it knows).
@@ -61,7 +62,7 @@ def resolve_backend(
     """
     if backend == "inductor":
         as_eager = {"fallback_random": True} if random == "eager" else {}
-        return _inductor(mode, as_eager, options or {}, guarded=guarded)
+        return _inductor(mode, as_eager, options or {}, checks_at_once=checks_at_once)
     given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
     found = torch._dynamo.lookup_backend(backend) if isinstance(backend, str) else backend
 
@@ -73,7 +74,7 @@ def resolve_backend(
 
 
 def _inductor(
-    mode: str | None, ours: Mapping[str, Any], options: Mapping[str, Any], *, guarded: bool
+    mode: str | None, ours: Mapping[str, Any], options: Mapping[str, Any], *, checks_at_once: bool
 ) -> CompiledFn:
     @functools.cache
     def wrapper(checks_layouts: bool) -> Any:
@@ -87,11 +88,9 @@ def _inductor(
         wrapper(True)
 
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        one_by_one = layout_checks.why_needed(graph_module, example_inputs) is not None
+        one_by_one = not checks_at_once or layout_checks.why_needed(graph_module, example_inputs) is not None
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
         compiled: CompiledFn = wrapper(one_by_one)(graph_module, list(example_inputs))
-        if one_by_one or (guarded and not held):
-            return compiled
-        return layout_checks.checked(compiled, example_inputs, held)
+        return compiled if one_by_one else layout_checks.checked(compiled, example_inputs, held)
 
     return compile_graph

@@ -69,7 +69,7 @@ class SwappedRegion:
 
     def compiled(self, function: Callable[..., Any]) -> CompiledFunction:
         """A compiled function whose graphs belong to this region."""
-        backend = self._witness.backend_for(self.region.name, guarded=self.region.kind != "optimizer")
+        backend = self._witness.backend_for(self.region.name, checks_at_once=self.region.kind == "optimizer")
         return CompiledFunction(function, backend, **self._settings)
 
     def is_off(self) -> bool:

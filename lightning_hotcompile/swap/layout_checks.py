@@ -1,11 +1,12 @@
-"""Whether compiled code has to look at the layout of its tensors one by one, and how to look at all at once.
+"""How an optimizer's code looks at the layout of its tensors: at all of them in one call.
 
-Inductor's code checks sizes and strides of what it is given and of what library calls return, before it
-uses them; with many small tensors that is 1 to 7% of a step. In a graph of training code Dynamo's guards
-have looked at inputs, parameters and buffers already, AOTAutograd gives gradients the layout that the
-backward was compiled for, and what torch's own operations return depends on nothing else. No guard looks at
-what an optimizer's graph is given: one call checks all of that. The first real run of each graph is compared
-with eager.
+Inductor's code checks sizes and strides of each tensor that it is given, one by one; with the parameters,
+gradients and state of an optimizer that is up to 3% of a whole step. No guard of Dynamo's looks at them, so
+they have to be checked, but one call is enough.
+
+Code that autograd runs backwards keeps Inductor's own checks. Hooks on saved tensors (offloading, say) may
+give a backward tensors of another layout, and a few of torch's operations return another one than they were
+captured with.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ WITHOUT: dict[str, Any] = {"size_asserts": False}
 _VARIABLE = "TORCHINDUCTOR_SIZE_ASSERTS"
 
 _OWN_MODULES = frozenset({"torch", "builtins", "operator", "_operator", "math"})
+_WITH_CODE_OF_OTHERS = ("<locals>", "flat_apply")
+"""In names of torch's wrappers around functions that Dynamo was told not to look into."""
+
+_KNOWN_TO_DIFFER = ("linalg", "fft")
+"""In names of torch's operations of which some return another layout than they were captured with."""
+
 _OWN_OPERATIONS = frozenset({"aten", "prim", "prims", "higher_order"})
 
 
 def why_needed(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
-    """Why the code of this graph has to check one by one; ``None`` if the layout of its inputs is enough.
+    """Why the code of this graph has to check one by one; ``None`` if one look at its inputs is enough.
 
     Args:
         graph_module: as Dynamo has captured it.
@@ -78,16 +85,19 @@ def checked(compiled: CompiledFn, example_inputs: Sequence[Any], held: tuple[Ten
             if (found := [_layout(value) for value in tensors]) != expected:
                 was, now = next((a, b) for a, b in zip(expected, found, strict=True) if a != b)
                 raise LayoutChangedError(f"a tensor of sizes and strides {was} has {now} now")
-            # What it asks beyond layouts (a mode, say) may have changed; then it is asked anew.
-            sizes, strides = [list(size) for size, _ in found], [list(stride) for _, stride in found]
+            # What it asks beyond that (a mode, the stride of a single row) has changed: it is made anew.
+            sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
             guards = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         return compiled(*args)
 
     return run
 
 
-def _layout(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(value.shape), value.stride()
+def _layout(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes, and strides as Inductor's check sees them: that of a single row does not matter."""
+    matters = value.numel() > 0
+    strides = (n if matters and size > 1 else 0 for size, n in zip(value.shape, value.stride(), strict=True))
+    return tuple(value.shape), tuple(strides)
 
 
 def _varies(value: Any) -> bool:
@@ -103,6 +113,9 @@ def _is_torchs_own(node: Node) -> bool:
     try:
         first, *rest = _get_qualified_name(node.target).split(".")  # type: ignore[arg-type]
     except RuntimeError:  # it has no name
+        return False
+    name = f"{node.target} {getattr(node.target, '__qualname__', '')}"
+    if any(part in name for part in (*_WITH_CODE_OF_OTHERS, *_KNOWN_TO_DIFFER)):
         return False
     if first == "torch" and rest[:1] == ["ops"]:
         return rest[1] in _OWN_OPERATIONS

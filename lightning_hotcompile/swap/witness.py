@@ -93,15 +93,15 @@ class Witness:
         """The graphs whose compiled code made NaN or Inf where eager did not, after their first run."""
         return self.watch.tripped
 
-    def backend_for(self, region: str, *, guarded: bool = False) -> CompiledFn:
+    def backend_for(self, region: str, *, checks_at_once: bool = False) -> CompiledFn:
         """A backend for ``torch.compile`` whose graphs belong to ``region``.
 
         Args:
             region: its name.
-            guarded: whether Dynamo guards the layout of all tensors that the region's graphs are given; it
-                does not for an optimizer's.
+            checks_at_once: whether the layout of tensors is looked at in one call, see
+                :func:`~lightning_hotcompile.swap.compilers.resolve_backend`.
         """
-        compile_graph = functools.partial(self._compile_in_time, guarded=guarded)
+        compile_graph = functools.partial(self._compile_in_time, checks_at_once=checks_at_once)
 
         def witnessed(graph_module: GraphModule, example_inputs: Sequence[Any], **_: Any) -> CompiledFn:
             return self._witness(region, graph_module, example_inputs, compile_graph)
@@ -156,13 +156,13 @@ class Witness:
         return GraphAtWork(graph, captured, compiled, self.watch, neutral).entry()
 
     def _compile_in_time(
-        self, graph_module: GraphModule, example_inputs: Sequence[Any], *, guarded: bool
+        self, graph_module: GraphModule, example_inputs: Sequence[Any], *, checks_at_once: bool
     ) -> CompiledFn:
         reason = why_no_backend_can(graph_module)
         if reason is not None:
             raise RuntimeError(reason)
         with time_limit(self._timeout, "compile_timeout"), backward_with_forward():
-            compiled: CompiledFn = self._resolve(guarded=guarded)(graph_module, example_inputs)
+            compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
 
 

@@ -229,7 +229,11 @@ def test_the_captured_graph_is_that_of_the_flip(name: str, monkeypatch: pytest.M
     # Not to be set in this process: it is for a process of its own.
     monkeypatch.setattr(CompileState, "applied", lambda self: contextlib.nullcontext())
     found: list[GraphModule] = []
-    monkeypatch.setattr(optimizerfile, "resolve_backend", lambda *_: lambda module, _: found.append(module))
+
+    def resolved(*_: Any, **__: Any) -> Any:
+        return lambda module, _: found.append(module)
+
+    monkeypatch.setattr(optimizerfile, "resolve_backend", resolved)
     model = net()
     optimizer = stepped(getattr(torch.optim, name)(model.parameters(), lr=0.1), model)
     compile_optimizer(pack_optimizer(swapped(optimizer)))

@@ -66,7 +66,8 @@ def compile_optimizer(data: bytes) -> None:
     packed = pickle.loads(data)
     with packed["state"].applied():
         optimizer = rebuild(packed["optimizer"])
-        inductor = resolve_backend("inductor", packed["mode"], packed["options"], packed["random"])
+        settings = packed["mode"], packed["options"], packed["random"]
+        inductor = resolve_backend("inductor", *settings, checks_at_once=True)
         gate = Gate(suppress_errors=False)
         region = Region(name="optimizer", kind="optimizer", members=(), class_name=type(optimizer).__name__)
         witness = Witness(_compile_only(inductor), parity="off", raise_errors=True)
