@@ -82,6 +82,8 @@ PRIVATE_TORCH = {
     },
     # The backends behind Dynamo.
     "swap.compilers": None,
+    # Who packs the tensors that are saved for a backward.
+    "swap.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
     # What an operation of a graph is called.
     "swap.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.

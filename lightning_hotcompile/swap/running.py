@@ -17,6 +17,7 @@ from lightning_hotcompile.swap.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import tensors_of
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
+from lightning_hotcompile.swap.saved_tensors import hooks_in_use, strides_kept
 
 _log = logging.getLogger(__name__)
 
@@ -82,9 +83,7 @@ class GraphAtWork:
         """The function that Dynamo calls, with itself switched off."""
         graph, watch, compiled = self._graph, self._watch, without_disable(self._compiled)
 
-        def run(*args: Any) -> Any:
-            graph.runs += 1
-            watch.total_runs += 1
+        def answer(*args: Any) -> Any:
             if (instead := self._instead) is not None:
                 return instead(*args)
             try:
@@ -92,6 +91,14 @@ class GraphAtWork:
             except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
                 failure = error
             return self._answered(failure, args)
+
+        def run(*args: Any) -> Any:
+            graph.runs += 1
+            watch.total_runs += 1
+            if (hooks := hooks_in_use()) is None:
+                return answer(*args)
+            with strides_kept(hooks):
+                return answer(*args)
 
         return run
 
