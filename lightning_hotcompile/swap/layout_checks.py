@@ -84,7 +84,7 @@ def checked(compiled: CompiledFn, example_inputs: Sequence[Any], held: tuple[Ten
             tensors = (*args, *held)
             if (found := [_layout(value) for value in tensors]) != expected:
                 was, now = next((a, b) for a, b in zip(expected, found, strict=True) if a != b)
-                raise LayoutChangedError(f"a tensor of sizes and strides {was} has {now} now")
+                raise LayoutChangedError(f"a tensor of sizes and strides {_words(was)} has {_words(now)} now")
             # What it asks beyond that (a mode, the stride of a single row) has changed: it is made anew.
             sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
             guards = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
@@ -93,11 +93,15 @@ def checked(compiled: CompiledFn, example_inputs: Sequence[Any], held: tuple[Ten
     return run
 
 
-def _layout(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes, and strides as Inductor's check sees them: that of a single row does not matter."""
+def _layout(value: Tensor) -> tuple[Any, ...]:
+    """Sizes, strides, dtype and device; as in Inductor's check the stride of a single row does not matter."""
     matters = value.numel() > 0
     strides = (n if matters and size > 1 else 0 for size, n in zip(value.shape, value.stride(), strict=True))
-    return tuple(value.shape), tuple(strides)
+    return tuple(value.shape), tuple(strides), value.dtype, value.device
+
+
+def _words(layout: tuple[Any, ...]) -> str:
+    return ", ".join(map(str, layout))
 
 
 def _varies(value: Any) -> bool:

@@ -126,8 +126,10 @@ class TestChecked:
             lambda: torch.zeros(4, 1).expand(4, 6),
             lambda: torch.zeros(6, 4),
             lambda: torch.zeros(4, 6, 1),
+            lambda: torch.zeros(4, 6, dtype=torch.float16),
+            lambda: torch.zeros(4, 6, device="meta"),
         ],
-        ids=["turned", "strided", "expanded", "size", "dimensions"],
+        ids=["turned", "strided", "expanded", "size", "dimensions", "dtype", "device"],
     )
     def test_another_layout_does_not(self, other: Callable[[], Tensor], first: bool) -> None:
         run, runs = self.checked()
