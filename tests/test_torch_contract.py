@@ -32,6 +32,7 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction, withou
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
+from tests.functions import turned
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
 
@@ -328,11 +329,6 @@ class TestLayouts:
             parameter.grad = gradient
             step()
         assert counter.frame_count == 1
-
-
-def turned(x: Tensor) -> Tensor:
-    """The same values, one column after the other in memory."""
-    return x.t().contiguous().t()
 
 
 class TestCapturedGraphs:

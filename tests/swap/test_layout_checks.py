@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,8 @@ from torch.fx import GraphModule
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.swap import layout_checks
+from tests.functions import turned
+from tests.generated import output_code
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -165,17 +164,14 @@ class TestChecked:
         assert len(runs) == 4
 
 
-def turned(x: Tensor) -> Tensor:
-    """The same values, one column after the other in memory."""
-    return x.t().contiguous().t()
-
-
 def other_single() -> Tensor:
     """As convolutions with one input channel make gradients of their weights."""
     return torch.ones(36).as_strided((4, 1, 3, 3), (9, 1, 3, 1))
 
 
 SCRIPT = """
+from tests.functions import turned
+from tests.generated import output_code
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 
@@ -194,17 +190,8 @@ assert all(region.proven for region in callback.report.regions), callback.report
 def test_an_optimizers_code_checks_one_by_one_only_if_asked_to(
     tmp_path: Path, options: str, checked: list[bool]
 ) -> None:
-    code = tmp_path / "code.log"
-    environment = {
-        **os.environ,
-        "TORCH_LOGS": "output_code",
-        "TORCH_LOGS_OUT": str(code),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    script = SCRIPT.format(options=options)
-    subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, check=True, timeout=500)
-    calls = code.read_text(encoding="utf-8").split("def call(")[1:]
+    code = output_code(SCRIPT.format(options=options), tmp_path)
+    calls = code.split("def call(")[1:]
     assert [" assert_size_stride(" in call for call in calls] == checked, "forward, backward, optimizer"
 
 
