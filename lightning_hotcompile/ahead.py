@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
@@ -43,15 +44,12 @@ class Ahead:
         on_cpu = device_type(self._module) == "cpu"
         return Surroundings.here(accelerator=not on_cpu, processes=self._trainer.num_devices)
 
-    @property
-    def is_tracing(self) -> bool:
-        """Whether the step that runs shows a child process what to compile."""
-        return self.prewarm is not None and self.prewarm.is_tracing
-
-    @property
-    def is_slowing(self) -> bool:
-        """Whether the step that runs has fewer threads, so that a child process can compile."""
-        return self.prewarm is not None and self.prewarm.is_slowing
+    def mark(self, record: StepRecord) -> None:
+        """Note on a step that is about to run why it is slower than usual: it is traced, or lacks threads."""
+        if self.prewarm is not None and self.prewarm.is_tracing:
+            record.disturbed = record.stalled = True
+        elif self.prewarm is not None and self.prewarm.is_slowing:
+            record.disturbed = record.slowed = True
 
     def begin_prewarm(self, trace: Installation, captures: Mapping[str, Capture]) -> None:
         """Start a child process that compiles what the step that is about to run will show.

@@ -64,6 +64,7 @@ class HotCompile(EvaluationHooks):
         random: str = "eager",
         stages: Sequence[str] = ("train",),
         compile_optimizer: bool | str = "auto",
+        fused_optimizer: bool = True,
         max_flips: int = 3,
         max_signatures: int = 4,
         compile_timeout: float | None = 600.0,
@@ -93,6 +94,7 @@ class HotCompile(EvaluationHooks):
             random=random,
             stages=stages,
             compile_optimizer=compile_optimizer,
+            fused_optimizer=fused_optimizer,
             max_flips=max_flips,
             max_signatures=max_signatures,
             compile_timeout=compile_timeout,
@@ -116,10 +118,7 @@ class HotCompile(EvaluationHooks):
 
     @property
     def report(self) -> Report:
-        """What happened so far: during a fit up to the last step, afterwards of the whole fit.
-
-        That of training if it was watched, else that of the first other stage.
-        """
+        """What happened so far in training, or in the first other stage if training was not watched."""
         reports = self.reports
         first = next(iter(reports.values()), None)
         return reports.get(TRAIN) or first or empty_report("observing", "no step was seen yet")

@@ -101,6 +101,11 @@ class HotCompileConfig:
     compile_optimizer: bool | str = "auto"
     """Compile the optimizer's step too; ``"auto"`` decides by scope and optimizer."""
 
+    fused_optimizer: bool = True
+    """On a CPU, where Adam, AdamW, Adagrad or SGD run torch's loop over tensors since nobody has chosen
+    otherwise: try torch's own fused kernel, which needs no compiler, in place of compiling the optimizer's
+    step. Not where ``compile_optimizer`` is ``True`` or ``False``."""
+
     max_flips: int = 3
     """How often a signature may be compiled, the attempts after it was taken back included."""
 
@@ -150,7 +155,7 @@ class HotCompileConfig:
         _one_of("random", self.random, ("eager", "backend"))
         _one_of("parity", self.parity, ("auto", "off", "warn", "raise"))
         _one_of("on_error", self.on_error, ("eager", "raise"))
-        for name in ("fullgraph", "cost_gate", "keep_freed_memory", "verbose"):
+        for name in ("fullgraph", "cost_gate", "fused_optimizer", "keep_freed_memory", "verbose"):
             _one_of(name, getattr(self, name), (True, False))
         object.__setattr__(self, "stages", _names("stages", self.stages))
         if not self.stages or not set(self.stages) <= set(STAGES):

@@ -56,9 +56,16 @@ def _from_environment(callback: Callback) -> bool:
 
 
 def plan_for(
-    trainer: Trainer, module: LightningModule, config: HotCompileConfig, stage: str = TRAIN
+    trainer: Trainer,
+    module: LightningModule,
+    config: HotCompileConfig,
+    stage: str = TRAIN,
+    *,
+    fused: bool | None = None,
 ) -> CompilePlan:
     """The plan for a model under its Trainer.
+
+    ``fused``: leave out optimizers with a fused kernel of torch's; ``None`` as the options say.
 
     Raises:
         TargetError: a target matches nothing.
@@ -77,6 +84,7 @@ def plan_for(
         compile_anyway=config.compile_anyway,
         compile_optimizer=_compile_optimizer(trainer, config),
         optimizers=trainer.optimizers if train else (),
+        fused_optimizer=uses_fused_optimizers(trainer, config) if fused is None else fused,
         fullgraph=config.fullgraph,
         step=STEP_METHOD[stage],
     )
@@ -92,10 +100,9 @@ def other_plans(
     if config.scope != "auto" or config.targets or trainer.world_size > 1:
         return [plan]
     wanted = config.compile_optimizer if config.compile_optimizer != "auto" else True
-    found = [
-        plan_for(trainer, module, replace(config, scope=scope, compile_optimizer=wanted))
-        for scope in other_scopes(module, plan)
-    ]
+    fused = uses_fused_optimizers(trainer, config)
+    options = [replace(config, scope=scope, compile_optimizer=wanted) for scope in other_scopes(module, plan)]
+    found = [plan_for(trainer, module, each, fused=fused) for each in options]
     scopes = [other for other in found if not other.is_empty]
     modes = other_modes(config, trainer_facts.device_type(module))
     lean = plan.without_optimizers()
@@ -119,6 +126,11 @@ def _compile_optimizer(trainer: Trainer, config: HotCompileConfig) -> bool | str
     return (
         False if trainer.world_size > 1 and config.compile_optimizer == "auto" else config.compile_optimizer
     )
+
+
+def uses_fused_optimizers(trainer: Trainer, config: HotCompileConfig) -> bool:
+    """Whether torch's fused kernels may be tried; not on several ranks, which have to round in one way."""
+    return config.fused_optimizer and config.compile_optimizer == "auto" and trainer.world_size == 1
 
 
 def _refuse_graphs_that_accumulate(config: HotCompileConfig, accumulation: int) -> None:

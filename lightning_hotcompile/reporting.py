@@ -73,6 +73,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         break_even_step=ledger.break_even_step,
         saved_s=ledger.saved_s,
         regions=tuple(map(_region_proof, proofs)),
+        fused=session.side.fused.report(),
         tried=dict(session.rounds.tried),
         eager_parts=installation.taken_back,
         peak_memory_mb=session.flip.peak_memory_mb(),
@@ -193,7 +194,7 @@ def _notes_of(session: Session) -> Iterator[str]:
     if len(session.rounds.tried) > 1:
         results = ", ".join(f"{scope} {speedup:.2f}x" for scope, speedup in session.rounds.tried.items())
         yield f"scopes that were tried: {results}; {session.plan.name} is in use"
-    yield from session.heap.in_words()
+    yield from session.side.in_words()
     yield from session.flip.advice
     yield from session.flip.ahead.in_words()
     if graph is not None:

@@ -13,7 +13,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
-from lightning_hotcompile.heap_watch import HeapWatch
 from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
@@ -27,6 +26,7 @@ from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.rounds import Round, Rounds
+from lightning_hotcompile.side_gains import SideGains
 from lightning_hotcompile.stages import TRAIN, ends_unit
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.swap.gate import Lane
@@ -89,7 +89,7 @@ class Session:
         spare = config.compile_optimizer == "auto" and config.max_flips > 1 and config.min_speedup > 0
         self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
-        self.heap = HeapWatch(module.device.type, wanted=config.keep_freed_memory and stage == TRAIN)
+        self.side = SideGains(trainer, module, config, stage, self.story)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
         self.nap: Nap | None = None
@@ -123,10 +123,7 @@ class Session:
             # it may compile, and is looked at for NaN; or it has to be eager
             record.disturbed = lane is Lane.COMPILE or lane is not wanted
             record.without = track.without
-        if self.flip.ahead.is_tracing:
-            record.disturbed = record.stalled = True
-        elif self.flip.ahead.is_slowing:
-            record.disturbed = record.slowed = True
+        self.flip.ahead.mark(record)
         self._current = (track, record, lane)
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
         if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
@@ -137,8 +134,8 @@ class Session:
         else:
             self._stay_awake()
         self._lane = lane
+        self.side.begin_step(self.steps)
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
-        self.heap.begin_step()
         self._clock.start(record)
 
     def after_step(self) -> None:
@@ -152,11 +149,10 @@ class Session:
         self._booked += 1
         record.ends_unit = ends_unit(self._trainer, self._stage)
         self._look_back(track, record, lane)
-        if self.heap.end_step(disturbed=record.disturbed):
+        if self.side.end_step(record):
             self.book_finished_steps()
-            self.story.kept_freed_memory(self.heap.before)
             self.ledger.forget_eager_steps()
-        if self._calm >= CALM:
+        if self._calm >= CALM and not self.side.is_busy:
             self.nap = Nap(track, lane, self.flip, self._now)
         self.ledger.own_s += self._now() - start
 
@@ -213,6 +209,7 @@ class Session:
         self.abandon_step()
         self.book_finished_steps()
         self.rounds.close()
+        self.side.finish()
 
     def give_up(self, reason: str) -> None:
         """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""
@@ -229,6 +226,7 @@ class Session:
             assert isinstance(finished.tag, StepRecord)
             self.ledger.add(finished, finished.tag)
         self._book_nap()
+        self.ledger.fused_saved_s = self.side.fused.saved_s
 
     def _book_nap(self) -> None:
         nap, now = self.nap, self._now()

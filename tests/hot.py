@@ -33,6 +33,7 @@ def hot(**options: Any) -> HotCompile:
         "cost_gate": False,
         "min_speedup": 0.0,
         "on_error": "raise",
+        "fused_optimizer": False,  # so that there is an optimizer to compile
         "prewarm": False,  # one thread on two cores would have it compile ahead, and runs here are short
     }
     return HotCompile(**{**settings, **options})

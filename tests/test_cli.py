@@ -38,6 +38,7 @@ EVERY_OPTION: dict[str, Any] = {
     "stages": ["train", "validate"],
     "compile_timeout": 30.0,
     "prewarm": False,
+    "fused_optimizer": False,
     "keep_freed_memory": False,
     "store": None,
     "compile_optimizer": True,

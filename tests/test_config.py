@@ -41,6 +41,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "fullgraph": ([1, 0, "true", None], "True, False"),
     "options": ([3, "a=1", [("a", 1)]], "a mapping of Inductor options"),
     "cost_gate": ([1, "auto", None], "True, False"),
+    "fused_optimizer": ([1, "auto", None], "True, False"),
     "keep_freed_memory": ([1, "auto", None], "True, False"),
     "min_speedup": ([-0.1, 100, math.nan, math.inf, True, "1.02", None], "number|ratio"),
     "random": (["inductor", "", None, True], "'eager', 'backend'"),

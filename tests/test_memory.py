@@ -40,6 +40,7 @@ def _no_samples(cheap_compiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learning(folder: Path, **options: Any) -> HotCompile:
     settings: dict[str, Any] = {"threshold": 5, "backend": "aot_eager", "min_speedup": 0.0}
+    settings["fused_optimizer"] = False  # so that there is an optimizer to compile
     return HotCompile(store=str(folder), on_error="raise", **{**settings, **options})
 
 

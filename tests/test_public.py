@@ -93,6 +93,7 @@ OTHER_VALUES: dict[str, Any] = {
     "stages": ("validate",),
     "compile_timeout": 10.0,
     "prewarm": False,
+    "fused_optimizer": False,
     "keep_freed_memory": False,
     "store": "a/folder",
     "compile_optimizer": True,

@@ -35,6 +35,7 @@ ROOM_OF_TOP_MODULE = {
     "nap": "callback",
     "ahead": "callback",
     "flip": "callback",
+    "fused_watch": "callback",
     "heap_watch": "callback",
     "judge": "callback",
     "memory": "callback",
@@ -45,6 +46,7 @@ ROOM_OF_TOP_MODULE = {
     "moves": "callback",
     "rounds": "callback",
     "session": "callback",
+    "side_gains": "callback",
     "stage_run": "callback",
     "stages": "callback",
     "step_watch": "callback",
@@ -65,6 +67,7 @@ IMPORT_LIGHTNING = {
     "preflight",
     "receipt.metrics",
     "session",
+    "side_gains",
     "stage_run",
     "stages",
     "step_watch",
@@ -116,7 +119,7 @@ PRIVATE_TORCH = {
     "swap.dynamic_dims": {"_dynamo"},
     "swap.warmup": {"torch.utils._pytree"},
     # What torch.optim and Lightning leave on a wrapped step, and who is told of it.
-    "swap.optimizer": {
+    "swap.optimizer_step": {
         "_opt_called",
         "_wrapped_by_lr_sched",
         "_is_profiler_enabled",
@@ -125,6 +128,8 @@ PRIVATE_TORCH = {
         "_global_optimizer_pre_hooks",
         "_global_optimizer_post_hooks",
     },
+    # One call for many tensors, as torch.optim makes them.
+    "swap.fused_step": {"_foreach_norm", "_foreach_sub"},
     "receipt.metrics": {"_batches_that_stepped"},
 }
 """Private attributes and imports of other packages, by module; ``None`` allows any."""

@@ -897,3 +897,50 @@ class TestNumpy:
             with contextlib.suppress(KeyError), self.allowed():
                 raise KeyError
         assert NumpyVariable.call_function is before
+
+
+class TestFusedOptimizers:
+    """Torch's fused kernels for the CPU. Fails once torch looks at strides: then we need not."""
+
+    @staticmethod
+    def updated(weight: Tensor, gradient: Tensor, *, fused: bool) -> tuple[Tensor, int]:
+        parameter = nn.Parameter(weight.detach().clone())
+        optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=fused)
+        version = parameter._version
+        parameter.grad = gradient
+        optimizer.step()
+        return parameter.detach(), parameter._version - version
+
+    def test_strides_are_not_looked_at(self) -> None:
+        weight, gradient = torch.zeros(2, 3), torch.tensor([[1.0, -1, 1], [-1, 1, 1]])
+        turned = gradient.t().contiguous().t()
+        expected, _ = self.updated(weight, gradient, fused=True)
+        torch.testing.assert_close(expected, -0.1 * gradient)
+        misread, _ = self.updated(weight, turned, fused=True)
+        assert not torch.allclose(misread, expected)
+        by_loop, _ = self.updated(weight, turned, fused=False)
+        torch.testing.assert_close(by_loop, expected)
+
+    def test_changes_in_place_are_not_counted(self) -> None:
+        weight = torch.ones(3)
+        assert self.updated(weight, torch.ones(3), fused=False)[1] > 0
+        assert self.updated(weight, torch.ones(3), fused=True)[1] == 0
+        torch.autograd.graph.increment_version([weight])
+        assert weight._version == 1
+
+    @pytest.mark.parametrize("kind", ["Adam", "AdamW", "Adagrad", "SGD"])
+    def test_a_group_says_at_each_step_whether_it_is_fused(self, kind: str) -> None:
+        calls = []
+        weight = nn.Parameter(torch.ones(3))
+        optimizer = getattr(torch.optim, kind)([weight], lr=0.1)
+        name = f"_fused_{kind.lower()}_"
+        original = getattr(torch, name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                torch, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))
+            )
+            for fused in (None, True, None, True):
+                optimizer.param_groups[0]["fused"] = fused
+                weight.grad = torch.ones(3)
+                optimizer.step()
+        assert len(calls) == 2

@@ -1,13 +1,60 @@
-"""Which optimizers' steps can be compiled."""
+"""Which optimizers' steps can be compiled, and which have a fused kernel of torch's own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hotcompile.plan.scopes import Region
 
 COMPILABLE = frozenset(
     ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 )
 """Optimizers of ``torch.optim`` whose multi-tensor step captures as one graph."""
+
+HAVE_FUSED = frozenset(["Adagrad", "Adam", "AdamW", "SGD"])
+"""Optimizers of ``torch.optim`` with ``fused=True`` for the CPU."""
+
+
+def optimizer_regions(
+    optimizers: Sequence[Any], wanted: bool | str, scope: str, *, fused: bool
+) -> tuple[tuple[Region, ...], tuple[str, ...]]:
+    """The optimizers that are compiled, and a note on each other one.
+
+    Args:
+        optimizers: of the Trainer.
+        wanted: ``True``, ``False`` or ``"auto"``.
+        scope: of the plan.
+        fused: whether torch's fused kernels are tried where there are any.
+    """
+    if wanted is False or not optimizers:
+        return (), ()
+    regions, notes = [], []
+    for index, optimizer in enumerate(optimizers):
+        name = type(optimizer).__name__
+        if fused and why_not_fused(optimizer) is None:
+            notes.append(f"optimizer {index} ({name}) is not compiled: torch has a fused kernel for it")
+            continue
+        if wanted == "auto" and scope != "step":
+            reason: str | None = f"with scope {scope!r} it is compiled only if asked for"
+        else:
+            reason = why_not_compiled(optimizer)
+        if reason is not None:
+            notes.append(f"optimizer {index} ({name}) stays eager: {reason}")
+            continue
+        regions.append(
+            Region(
+                name=f"optimizer {index}",
+                kind="optimizer",
+                members=(str(index),),
+                class_name=name,
+                tensors=sum(len(group["params"]) for group in optimizer.param_groups),
+            )
+        )
+    return tuple(regions), tuple(notes)
 
 
 def why_not_compiled(optimizer: Any) -> str | None:
@@ -25,6 +72,41 @@ def why_not_compiled(optimizer: Any) -> str | None:
     if any(p.is_sparse for group in groups for p in group["params"]):
         return "it has sparse parameters"
     return None
+
+
+def why_not_fused(optimizer: Any) -> str | None:
+    """Why torch's fused kernel for the CPU is not to be used for this optimizer, or ``None``.
+
+    Only where nobody has chosen: ``foreach`` and ``fused`` are ``None``, as they are by default.
+    """
+    kind = type(optimizer)
+    if kind.__name__ not in HAVE_FUSED or getattr(torch.optim, kind.__name__, None) is not kind:
+        return f"{kind.__name__} is not one of torch.optim's optimizers with a fused kernel for the CPU"
+    if _is_wrapped(optimizer):
+        return "its step was wrapped or replaced, and what stands around it has to run"
+    for group in optimizer.param_groups:
+        for name in ("fused", "foreach"):
+            if group.get(name) is not None:
+                return f"{name}={group[name]} was asked for"
+        for name in ("differentiable", "capturable"):
+            if group.get(name):
+                return f"it is {name}"
+        if kind is torch.optim.SGD and not group["momentum"] and not group["weight_decay"]:
+            return "SGD without momentum and decay is one call for each tensor already"
+        if any(map(_holds_tensor, (v for k, v in group.items() if k != "params"))):
+            return "a setting of it is a tensor"
+        if not all(map(_is_plain, group["params"])):
+            return "not all of its parameters are plain 32-bit or 64-bit tensors on the CPU"
+    return None
+
+
+def _holds_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, tuple) and any(map(_holds_tensor, value)))
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    ours = type(parameter) in (Tensor, torch.nn.Parameter)
+    return ours and parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.float64)
 
 
 def _is_wrapped(optimizer: Any) -> bool:

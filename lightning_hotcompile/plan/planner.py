@@ -13,7 +13,7 @@ from torch import nn
 from lightning_hotcompile.errors import PlanError
 from lightning_hotcompile.plan.islands import Island, find_islands
 from lightning_hotcompile.plan.obstacles import holds_bounded_deque
-from lightning_hotcompile.plan.optimizers import why_not_compiled as why_not_this_optimizer
+from lightning_hotcompile.plan.optimizers import optimizer_regions
 from lightning_hotcompile.plan.regions import LeftEager, find_regions, has_foreign_hooks
 from lightning_hotcompile.plan.scopes import BUILDERS, Region, plan_step
 from lightning_hotcompile.plan.sharding import holds_sharded, is_sharded
@@ -88,6 +88,7 @@ def plan_compile(
     compile_anyway: Sequence[str] = (),
     compile_optimizer: bool | str = "auto",
     optimizers: Sequence[Any] = (),
+    fused_optimizer: bool = False,
     fullgraph: bool = False,
     step: str = "training_step",
 ) -> CompilePlan:
@@ -101,6 +102,7 @@ def plan_compile(
         compile_anyway: globs over module or class names that are no islands though they look it.
         compile_optimizer: ``True``, ``False`` or ``"auto"``.
         optimizers: the optimizers whose step may be compiled.
+        fused_optimizer: leave those out for which torch has a fused kernel.
         fullgraph: refuse islands, since each one is a graph break.
         step: the method that is one step, for example ``validation_step``.
 
@@ -121,11 +123,11 @@ def plan_compile(
     if holds_sharded(module):
         built, optimizers = _only_sharded(module, *built), ()  # whose parameters are DTensors
     regions, left = built
-    optimizer_regions, notes = _optimizer_regions(optimizers, compile_optimizer, scope)
+    of_optimizers, notes = optimizer_regions(optimizers, compile_optimizer, scope, fused=fused_optimizer)
     return CompilePlan(
         scope=scope,
         reason=reason,
-        regions=regions + (optimizer_regions if regions else ()),
+        regions=regions + (of_optimizers if regions else ()),
         islands=islands,
         left_eager=left,
         notes=(*_fragment_note(scope, islands, step), *notes),
@@ -250,29 +252,3 @@ def _refuse_impossible(
     obstacle = _why_not_step(module, step) if scope == "step" else None
     if obstacle is not None:
         raise PlanError(f"scope='step' is not possible: {obstacle}. Use scope='regions' or 'auto'.")
-
-
-def _optimizer_regions(
-    optimizers: Sequence[Any], wanted: bool | str, scope: str
-) -> tuple[tuple[Region, ...], tuple[str, ...]]:
-    if wanted is False or not optimizers:
-        return (), ()
-    if wanted == "auto" and scope != "step":
-        return (), (f"the optimizer stays eager: with scope {scope!r} it is compiled only if asked for",)
-    regions, notes = [], []
-    for index, optimizer in enumerate(optimizers):
-        name = type(optimizer).__name__
-        reason = why_not_this_optimizer(optimizer)
-        if reason is not None:
-            notes.append(f"optimizer {index} ({name}) stays eager: {reason}")
-            continue
-        regions.append(
-            Region(
-                name=f"optimizer {index}",
-                kind="optimizer",
-                members=(str(index),),
-                class_name=name,
-                tensors=sum(len(group["params"]) for group in optimizer.param_groups),
-            )
-        )
-    return tuple(regions), tuple(notes)

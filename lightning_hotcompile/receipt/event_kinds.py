@@ -188,6 +188,30 @@ class PartTried(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FusedTried(Event):
+    """Updates by torch's fused kernel were compared with those of the loop; above 1 the kernel is faster."""
+
+    optimizer: str
+    value: float
+    low: float
+    high: float
+    n: int
+    """Pairs of updates measured."""
+
+    kept: bool
+    reason: str = ""
+    """Why it was left, if it was."""
+
+    confidence: float | None = None
+
+    def __str__(self) -> str:
+        if not self.kept:
+            return f"{self.optimizer}: torch's fused kernel is left again: {self.reason}"
+        interval = _interval(self.low, self.high, self.confidence)
+        return f"{self.optimizer}: torch's fused kernel is kept: {_number(self.value, '.2f')}x, {interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recompiled(Event):
     """A region was compiled once more than planned."""
 

@@ -37,6 +37,8 @@ class Ledger:
         self._in_steps = 0.0
         self.install_s = 0.0
         self.own_s = 0.0
+        self.fused_saved_s = 0.0
+        """Seconds that fused kernels of optimizers have saved."""
         self.steps = 0
         self.samples = StepSamples()
         self.flip_step: int | None = None
@@ -139,11 +141,11 @@ class Ledger:
 
     @property
     def saved_s(self) -> float | None:
-        """Time that compiled steps saved, less all costs; ``None`` without both kinds of steps."""
+        """Time that compiled steps and fused kernels saved, less all costs; ``None`` without any of them."""
         gain = self._gain
-        if gain is None:
+        if gain is None and not self.fused_saved_s:
             return None
-        return self._banked_s + self._compiled_seconds * gain - self.costs_s
+        return self._banked_s + self._compiled_seconds * (gain or 0.0) + self.fused_saved_s - self.costs_s
 
     @property
     def break_even_step(self) -> int | None:

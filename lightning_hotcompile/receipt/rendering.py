@@ -88,6 +88,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("eager step", wording.step_time(report.eager_ms)),
         ("compiled step", wording.step_time(report.compiled_ms)),
         ("speed-up", _speed_up(report)),
+        *((each.name, wording.fused(each)) for each in report.fused),
         ("compiling", _compiling(report)),
         ("balance", wording.balance(report) if report.compile_s > 0 else ""),
         ("graphs", f"{count(report.recompiles, 'recompile')}, {count(report.graph_breaks, 'graph break')}"),

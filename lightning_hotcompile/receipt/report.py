@@ -16,7 +16,7 @@ from lightning_hotcompile.receipt.samples import StepSample, json_with_rows
 from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
-__all__ = ["PhaseStats", "RegionProof", "Report", "headline"]
+__all__ = ["FusedOptimizer", "PhaseStats", "RegionProof", "Report", "headline"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,34 @@ class RegionProof:
     """Whether compiled code of this region ran."""
 
     note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedOptimizer:
+    """One optimizer, and torch's fused kernel in place of the loop that it runs by default."""
+
+    name: str
+    class_name: str
+    kept: bool
+    """Whether it was faster and is used."""
+
+    reason: str
+    """Why it is not used; empty while it is on trial."""
+
+    loop_ms: float | None
+    """Milliseconds of an update by the loop; None where it was not timed."""
+
+    fused_ms: float | None
+    speedup: Ratio | None
+    """Time of the loop / time of the kernel, of updates alone, paired."""
+
+    runs: int
+    """Updates by the kernel."""
+
+    @property
+    def saves_ms(self) -> float | None:
+        """Milliseconds by which each step is shorter."""
+        return None if self.loop_ms is None or self.fused_ms is None else self.loop_ms - self.fused_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +135,9 @@ class Report:
     """Seconds saved in the whole run after all costs; negative if time was lost."""
 
     regions: tuple[RegionProof, ...] = ()
+    fused: tuple[FusedOptimizer, ...] = ()
+    """Optimizers for which torch's fused kernel was tried."""
+
     tried: Mapping[str, float] = field(default_factory=dict)
     """Speed-up of each plan that was measured in this run, by name; 1 for one that was taken back."""
 

@@ -13,6 +13,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Event,
     Fallback,
     FreedMemoryKept,
+    FusedTried,
     ParityChecked,
     PartTried,
     PhaseChanged,
@@ -21,6 +22,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Reverted,
     SpeedUp,
 )
+from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.swap.graph import Graph
 from lightning_hotcompile.watch.opgraph import OpGraph
 from lightning_hotcompile.watch.stats import Ratio
@@ -57,6 +59,23 @@ class Story:
     def kept_freed_memory(self, faults: int | None) -> None:
         """Each step has taken memory from the system anew, and does so no longer."""
         self._emit(FreedMemoryKept(step=self._step(), faults=faults or 0))
+
+    def tried_fused(self, found: FusedOptimizer) -> None:
+        """An optimizer has torch's fused kernel from now on, or for good not."""
+        ratio = found.speedup
+        self._emit(
+            FusedTried(
+                step=self._step(),
+                optimizer=f"{found.name} ({found.class_name})",
+                value=math.nan if ratio is None else ratio.value,
+                low=math.nan if ratio is None else ratio.low,
+                high=math.nan if ratio is None else ratio.high,
+                n=0 if ratio is None else ratio.n,
+                kept=found.kept,
+                reason=found.reason,
+                confidence=None if ratio is None else ratio.confidence,
+            )
+        )
 
     def planned(self, scope: str, reason: str, regions: int, tree: str) -> None:
         """The plan that is about to be carried out."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_hotcompile.receipt.report import Report
+    from lightning_hotcompile.receipt.report import FusedOptimizer, Report
     from lightning_hotcompile.watch.stats import Ratio, Summary
 
 NOT_MEASURED = "not measured"
@@ -21,7 +21,7 @@ def headline(report: Report) -> str:
     elif report.phase == "reverted":
         words += [f"measured {speed(report.speedup)}"] if report.speedup is not None else []
         words += [f"{saving(report.saved_s)} after {seconds(report.compile_s)} of compiling"]
-    return "; ".join([*words, *_unproven(report)])
+    return "; ".join([*words, *_fused(report), *_unproven(report)])
 
 
 def speed(ratio: Ratio | None) -> str:
@@ -131,6 +131,23 @@ def _decided(report: Report) -> str:
 def _balance_with_cost(report: Report) -> str:
     saved, even = balance(report).split("; ")
     return f"{saved} after {seconds(report.compile_s)} of compiling; {even}"
+
+
+def _fused(report: Report) -> list[str]:
+    kept = [each for each in report.fused if each.kept]
+    words = [
+        f"torch's fused {each.class_name} saves {milliseconds(each.saves_ms)} of each update" for each in kept
+    ]
+    return [*words, *([f"{saving(report.saved_s)} in all"] if kept and report.phase == "declined" else [])]
+
+
+def fused(each: FusedOptimizer) -> str:
+    """Torch's fused kernel against its loop."""
+    if each.speedup is None:
+        return f"torch's fused {each.class_name} " + (f"left: {each.reason}" if each.reason else "on trial")
+    times = f"{milliseconds(each.fused_ms)} for an update, {milliseconds(each.loop_ms)} by the loop"
+    verdict = "kept" if each.kept else "left"
+    return f"torch's fused {each.class_name} {verdict}: {times}, {speed(each.speedup)}"
 
 
 def _unproven(report: Report) -> list[str]:

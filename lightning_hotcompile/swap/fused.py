@@ -9,13 +9,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hotcompile.swap.optimizer import bare_step
-
-HAVE_FUSED = frozenset(["Adagrad", "Adam", "AdamW", "SGD"])
-"""Optimizers of ``torch.optim`` with ``fused=True`` for the CPU."""
+from lightning_hotcompile.plan.optimizers import why_not_fused
+from lightning_hotcompile.swap.fused_layout import FusedLayout
+from lightning_hotcompile.swap.optimizer_copy import copy_of
+from lightning_hotcompile.swap.optimizer_step import bare_step
 
 MOST_ELEMENTS = 5_000_000
 """With more weights than these the copies would take time and memory that the run can use better."""
@@ -59,9 +58,9 @@ def try_fused(optimizer: Any, now: Callable[[], float] = time.perf_counter) -> F
     The optimizer, its parameters and their gradients are read only. Only on the CPU, where no
     synchronization is needed to time it.
     """
-    if not _has_fused(optimizer):
+    if not _says_something(optimizer):
         return None
-    eager, fused = _copy(optimizer, fused=None), _copy(optimizer, fused=True)
+    eager, fused = (copy_of(optimizer, fused=fused)[0] for fused in (None, True))
     times: dict[Optimizer, list[float]] = {eager: [], fused: []}
     for _ in range(_WARM_UP + _ROUNDS):
         for copy, seconds in times.items():
@@ -73,36 +72,8 @@ def try_fused(optimizer: Any, now: Callable[[], float] = time.perf_counter) -> F
     return FusedTrial(name=type(optimizer).__name__, eager_s=kept[eager], fused_s=kept[fused])
 
 
-def _has_fused(optimizer: Any) -> bool:
-    kind = type(optimizer)
-    if kind.__name__ not in HAVE_FUSED or getattr(torch.optim, kind.__name__, None) is not kind:
+def _says_something(optimizer: Any) -> bool:
+    if why_not_fused(optimizer) is not None or FusedLayout(optimizer).changed_tensors() is None:
         return False
-    groups = optimizer.param_groups
-    if any(group.get(name) for group in groups for name in ("fused", "differentiable", "capturable")):
-        return False
-    parameters = [p for group in groups for p in group["params"]]
-    return sum(p.numel() for p in parameters) <= MOST_ELEMENTS and all(map(_is_plain, parameters))
-
-
-def _is_plain(parameter: Tensor) -> bool:
-    ours = type(parameter) in (Tensor, torch.nn.Parameter)
-    return ours and parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.float64)
-
-
-def _copy(optimizer: Any, *, fused: bool | None) -> Optimizer:
-    groups = []
-    for group in optimizer.param_groups:
-        settings = {k: v for k, v in group.items() if k not in ("params", "fused", "foreach")}
-        groups.append({**settings, "fused": fused, "params": [_copy_of(p) for p in group["params"]]})
-    rate = float(optimizer.param_groups[0]["lr"])
-    made: Optimizer = type(optimizer)(groups, lr=rate)
-    return made
-
-
-def _copy_of(parameter: Tensor) -> Tensor:
-    copy = parameter.detach().clone().requires_grad_()
-    # A gradient of zero would do for the time, but not for one that is not there: it is skipped.
-    copy.grad = torch.zeros_like(copy) if parameter.grad is None and parameter.requires_grad else None
-    if parameter.grad is not None:
-        copy.grad = parameter.grad.detach().clone()
-    return copy
+    elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    return bool(elements <= MOST_ELEMENTS)

@@ -59,6 +59,14 @@ def held_by(graph_module: GraphModule) -> tuple[Tensor, ...]:
     return (*graph_module.parameters(), *graph_module.buffers())
 
 
+def guards_of(tensors: Sequence[Tensor]) -> TensorGuards:
+    """One call tells whether as many other tensors have the sizes, strides, dtype and device of these."""
+    make: Any = TensorGuards  # its stub knows of no lists of sizes
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    guards: TensorGuards = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    return guards
+
+
 class LayoutChangedError(RuntimeError):
     """A tensor lies otherwise in memory than when the code was compiled; nothing of it has run."""
 
@@ -75,7 +83,6 @@ def checked(compiled: CompiledFn, example_inputs: Sequence[Any], held: tuple[Ten
         A function that raises :class:`LayoutChangedError` before anything has run.
     """
     expected = [_layout(value) for value in (*example_inputs, *held)]
-    make: Any = TensorGuards  # its stub knows of no lists of sizes
     guards: TensorGuards | None = None
 
     def run(*args: Any) -> Any:
@@ -86,8 +93,7 @@ def checked(compiled: CompiledFn, example_inputs: Sequence[Any], held: tuple[Ten
                 was, now = next((a, b) for a, b in zip(expected, found, strict=True) if a != b)
                 raise LayoutChangedError(f"a tensor of sizes and strides {_words(was)} has {_words(now)} now")
             # What it asks beyond that (a mode, the stride of a single row) has changed: it is made anew.
-            sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-            guards = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+            guards = guards_of(tensors)
         return compiled(*args)
 
     return run

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim import optimizer as of_all
 
 from lightning_hotcompile.plan.optimizers import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
@@ -20,6 +17,7 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.gradients import with_usual_strides
 from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
 from lightning_hotcompile.swap.witness import Witness
 
 
@@ -58,16 +56,6 @@ class LearningRates:
             group["lr"] = value
 
 
-def bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
-    """The class's ``step`` without its wrappers: hooks, profiling, grad mode.
-
-    ``torch.optim`` breaks the graph on purpose where its wrapper switches the grad mode; inside of
-    ``torch.no_grad()`` the step itself is one graph.
-    """
-    step: Callable[[Optimizer], Any] = inspect.unwrap(kind.step)
-    return step
-
-
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """What each group has of the optimizer's own options, the learning rate left out: plain numbers only."""
     plain = (bool, int, float, tuple)
@@ -78,21 +66,6 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 _AS_THEY_ARE = contextlib.nullcontext()
-
-
-def is_watched(optimizer: Optimizer) -> bool:
-    """Whether hooks or a profiler are told of this optimizer's steps."""
-    return bool(
-        torch.autograd.profiler._is_profiler_enabled
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or of_all._global_optimizer_pre_hooks
-        or of_all._global_optimizer_post_hooks
-    )
-
-
-def _post_hooks(optimizer: Optimizer) -> list[Callable[..., None]]:
-    return [*optimizer._optimizer_step_post_hooks.values(), *of_all._global_optimizer_post_hooks.values()]
 
 
 class SwappedOptimizer(SwappedRegion):
@@ -122,20 +95,11 @@ class SwappedOptimizer(SwappedRegion):
         self.error = self.error or why_not_compiled(optimizer) or self._what_moves()
         if self.error is not None:
             return
-        before = vars(optimizer).get("step")
-        eager = optimizer.step
-        ours = types.MethodType(self._replacement(eager), optimizer)
-        vars(optimizer)["step"] = ours
-
-        def undo() -> None:
-            if vars(optimizer).get("step") is not ours:
-                return  # wrapped since by somebody: theirs stays, and ours is eager from now on
-            if before is None:
-                vars(optimizer).pop("step", None)
-            else:
-                vars(optimizer)["step"] = before
-
-        self.undo_later(undo)
+        if self._pair is None:  # once: what is put in place again finds its compiled code
+            self._pair = self._bodies()
+        update = functools.partial(self._update, *self._pair)
+        step = ReplacedStep(optimizer, update, lambda: self.taken_back is not None or self.is_off())
+        self.undo_later(step.put())
 
     def _what_moves(self) -> str | None:
         """Settings that a schedule changes are constants of the graph: it would compile at each step."""
@@ -161,46 +125,10 @@ class SwappedOptimizer(SwappedRegion):
         """Dynamo has no guard on strides of gradients: only what is compiled now depends on them."""
         return with_usual_strides(p for group in self.optimizer.param_groups for p in group["params"])
 
-    def _replacement(self, eager: Callable[..., Any]) -> Callable[..., Any]:
-        rates = self._rates
-        if self._pair is None:  # once: what is put in place again finds its compiled code
-            self._pair = self._bodies()
-        optimizer_step, compiled = self._pair
-
-        def compiled_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            rates.as_tensors()
-            try:
-                with self._usual_gradients() if self._gate.lane is Lane.COMPILE else _AS_THEY_ARE:
-                    self.choose(compiled, optimizer_step, optimizer)
-            finally:
-                rates.as_given()
-            return loss
-
-        with_hooks = Optimizer.profile_hook_step(compiled_step)
-
-        @functools.wraps(eager)
-        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if (
-                optimizer is not self.optimizer
-                or len(args) + len(kwargs) > 1
-                or (kwargs and "closure" not in kwargs)
-                or self.taken_back is not None
-                or self.is_off()
-            ):
-                return eager(*args, **kwargs)
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers look for
-            if is_watched(optimizer):
-                return with_hooks(optimizer, *args, **kwargs)
-            loss = compiled_step(optimizer, *args, **kwargs)
-            if is_watched(optimizer):  # by a hook that the closure has registered
-                for hook in _post_hooks(optimizer):
-                    hook(optimizer, (optimizer, *args), kwargs)
-            return loss
-
-        if getattr(eager, "_wrapped_by_lr_sched", False):
-            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        return step
+    def _update(self, eager: Callable[[Optimizer], None], compiled: CompiledFunction) -> None:
+        self._rates.as_tensors()
+        try:
+            with self._usual_gradients() if self._gate.lane is Lane.COMPILE else _AS_THEY_ARE:
+                self.choose(compiled, eager, self.optimizer)
+        finally:
+            self._rates.as_given()

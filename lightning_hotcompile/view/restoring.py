@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning_hotcompile.receipt.report import PhaseStats, RegionProof, Report
+from lightning_hotcompile.receipt.report import FusedOptimizer, PhaseStats, RegionProof, Report
 from lightning_hotcompile.receipt.samples import StepSample
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
@@ -116,6 +116,7 @@ _READERS: dict[str, Callable[[object, list[str]], Any]] = {
     "Ratio | None": _one(Ratio),
     "tuple[str, ...]": _rows("text", _text),
     "tuple[RegionProof, ...]": _rows("region", lambda v, p: restored(RegionProof, v, p)),
+    "tuple[FusedOptimizer, ...]": _rows("optimizer", lambda v, p: restored(FusedOptimizer, v, p)),
     "tuple[PhaseStats, ...]": _rows("phase", lambda v, p: restored(PhaseStats, v, p)),
     "tuple[Mapping[str, Any], ...]": _rows("event", _plain(dict)),
     "tuple[StepSample, ...]": _rows("sample", _sample),

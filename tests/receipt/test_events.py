@@ -23,6 +23,7 @@ from lightning_hotcompile.receipt.events import (
     EventLog,
     Fallback,
     FreedMemoryKept,
+    FusedTried,
     ParityChecked,
     PartTried,
     PhaseChanged,
@@ -49,6 +50,7 @@ ONE_OF_EACH: list[Event] = [
     ParityChecked(**AT, region="net.head", agrees=True, error=1e-6, reason=""),
     Fallback(**AT, region="net.head", reason="BackendCompilerFailed"),
     FreedMemoryKept(**AT, faults=870),
+    FusedTried(**AT, optimizer="optimizer 0 (AdamW)", value=3.0, low=2.8, high=3.3, n=8, kept=True),
     Reverted(**AT, reason="1.00x is below min_speedup=1.02"),
     PartTried(**AT, part="optimizer", value=1.1, low=1.05, high=1.2, n=10, kept=True),
 ]
@@ -276,8 +278,12 @@ class TestDescribe:
             (ONE_OF_EACH[8], "net.head agrees with eager, largest difference 1e-06"),
             (ONE_OF_EACH[9], "net.head runs eagerly: BackendCompilerFailed"),
             (ONE_OF_EACH[10], "steps had 870 page faults each; what is freed stays with the process now"),
-            (ONE_OF_EACH[11], "back to eager: 1.00x is below min_speedup=1.02"),
-            (ONE_OF_EACH[12], "optimizer kept: 1.10x with it, interval 1.05 to 1.20"),
+            (
+                ONE_OF_EACH[11],
+                "optimizer 0 (AdamW): torch's fused kernel is kept: 3.00x, interval 2.80 to 3.30",
+            ),
+            (ONE_OF_EACH[12], "back to eager: 1.00x is below min_speedup=1.02"),
+            (ONE_OF_EACH[13], "optimizer kept: 1.10x with it, interval 1.05 to 1.20"),
         ],
     )
     def test_each_kind(self, event: Event, words: str) -> None:

@@ -47,7 +47,9 @@ def test_the_optimizer_and_its_parameters_are_read_only(kind: str, options: dict
 
 def test_both_kinds_are_timed_in_turn_and_the_first_steps_are_left_out() -> None:
     ticks = itertools.chain.from_iterable((0.0, 9.0) if i < 4 else (0.0, 2.0 - i % 2) for i in range(99))
-    trial = try_fused(torch.optim.AdamW(model().parameters(), lr=0.1), now=ticks.__next__)
+    optimizer = torch.optim.AdamW(model().parameters(), lr=0.1)
+    optimizer.step()
+    trial = try_fused(optimizer, now=ticks.__next__)
     assert trial == FusedTrial(name="AdamW", eager_s=2.0, fused_s=1.0)
 
 
@@ -57,7 +59,18 @@ def test_groups_with_rates_of_their_own_and_parameters_without_a_gradient() -> N
     second.bias.grad = None
     first.bias.requires_grad_(False)
     groups = [{"params": first.parameters(), "lr": 0.5}, {"params": second.parameters()}]
-    assert try_fused(torch.optim.Adam(groups, lr=torch.tensor(0.1))) is not None
+    optimizer = torch.optim.Adam(groups, lr=0.1)
+    optimizer.step()
+    assert try_fused(optimizer) is not None
+
+
+def test_tensors_that_the_kernel_would_misread() -> None:
+    net = nn.Linear(8, 4)
+    net(torch.ones(2, 8)).sum().backward()
+    net.weight.grad = torch.ones(()).expand(4, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    assert try_fused(optimizer) is None
 
 
 class Own(torch.optim.SGD):
@@ -79,8 +92,10 @@ def test_there_is_nothing_to_try(make: Any) -> None:
 
 
 def test_large_models_and_other_dtypes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
-    assert try_fused(torch.optim.SGD(model().bfloat16().parameters(), lr=0.1)) is None
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    assert try_fused(torch.optim.SGD(model().bfloat16().parameters(), lr=0.1, momentum=0.9)) is None
+    assert try_fused(optimizer) is not None
     monkeypatch.setattr(fused, "MOST_ELEMENTS", 2)
     assert try_fused(optimizer) is None
 

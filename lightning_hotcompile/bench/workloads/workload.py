@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_hotcompile.swap.optimizer import LearningRates, bare_step
+from lightning_hotcompile.swap.optimizer import LearningRates
+from lightning_hotcompile.swap.optimizer_step import bare_step
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Compiles a function; each compiled function of an arm goes through the same one."""

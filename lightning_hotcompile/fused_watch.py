@@ -1,0 +1,135 @@
+"""Whether torch's own fused kernel updates the weights faster than its loop; what is faster is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from torch.optim import Optimizer
+
+from lightning_hotcompile.plan.optimizers import why_not_fused
+from lightning_hotcompile.receipt.report import FusedOptimizer
+from lightning_hotcompile.swap.fused_step import FusedStep, Stage
+from lightning_hotcompile.watch.stats import Ratio, paired_ratio
+
+LOOKS: tuple[int, ...] = (8, 16, 32)
+"""After so many pairs of updates the ratio is looked at."""
+
+CONFIDENCE = 0.98
+"""Of the interval at each look; 8 pairs are the fewest for which the sign test can tell at that."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _OnTrial:
+    name: str
+    step: FusedStep
+    looks: int = 0
+    ratio: Ratio | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.step.stage in (Stage.KEPT, Stage.LEFT)
+
+    @property
+    def saves_s(self) -> float:
+        """Seconds by which an update is shorter than that of the loop."""
+        step = self.step
+        return median(step.loop_s) - median(step.fused_s) if step.loop_s else 0.0
+
+
+class FusedWatch:
+    """Tries the fused kernel of each optimizer that has one, once some steps have gone by.
+
+    The kernel needs no compiler. A compiled optimizer was slower than it in each model that was measured, so
+    a plan leaves such an optimizer out.
+
+    Args:
+        optimizers: of this fit.
+        wanted: whether anything may be changed.
+        after: steps of the training before it is tried.
+        min_speedup: time of the loop / time of the kernel that is worth a change.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], *, wanted: bool, after: int, min_speedup: float
+    ) -> None:
+        self._optimizers = optimizers if wanted else ()
+        self._after = after
+        self._min_speedup = min_speedup
+        self._on_trial: list[_OnTrial] = []
+        self._undecided: list[_OnTrial] = []
+        self._has_begun = False
+        self._updates = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether steps have to be looked at, since one is on trial or will be."""
+        return bool(self._optimizers) and (bool(self._undecided) or not self._has_begun)
+
+    def begin_step(self, steps: int) -> None:
+        """A step begins, after so many others."""
+        if self._optimizers and not self._has_begun and steps >= max(1, self._after):
+            self._has_begun = True
+            for index, optimizer in enumerate(self._optimizers):
+                if why_not_fused(optimizer) is None:
+                    trial = _OnTrial(name=f"optimizer {index}", step=FusedStep(optimizer))
+                    trial.step.put()
+                    self._on_trial.append(trial)
+            self._undecided = list(self._on_trial)
+        self._updates = sum(each.step.updates for each in self._undecided)
+
+    def end_step(self) -> tuple[bool, list[FusedOptimizer]]:
+        """A step has ended: whether it took another time than usual, and what was decided after it."""
+        disturbed = sum(each.step.updates for each in self._undecided) != self._updates
+        for each in self._undecided:
+            self._look_at(each)
+        decided = [each for each in self._undecided if each.is_over]
+        self._undecided = [each for each in self._undecided if not each.is_over]
+        return disturbed, list(map(_told, decided))
+
+    def _look_at(self, trial: _OnTrial) -> None:
+        step, left = trial.step, LOOKS[trial.looks :]
+        if step.stage is not Stage.TIMING or len(step.loop_s) < left[0]:
+            return
+        trial.looks += 1
+        trial.ratio = ratio = paired_ratio(step.loop_s, step.fused_s, CONFIDENCE)
+        if ratio is not None and ratio.verdict == "faster" and ratio.value >= self._min_speedup:
+            step.keep()
+        elif trial.looks == len(LOOKS) or (ratio is not None and ratio.verdict == "slower"):
+            step.leave("it is not faster")
+
+    def finish(self) -> None:
+        """Give all optimizers back the step that they had."""
+        for each in self._on_trial:
+            each.step.take_out()
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that updates by fused kernels have saved, less what the comparison has taken."""
+        return sum(each.saves_s * each.step.runs - each.step.check_s for each in self._on_trial)
+
+    def report(self) -> tuple[FusedOptimizer, ...]:
+        """What was found."""
+        return tuple(map(_told, self._on_trial))
+
+    def in_words(self) -> Iterator[str]:
+        """What did not come to a decision, or stayed as it was."""
+        for each in self._on_trial:
+            kind = type(each.step.optimizer).__name__
+            if each.step.stage is Stage.LEFT:
+                yield f"{each.name} ({kind}) has no use for torch's fused kernel: {each.step.reason}"
+
+
+def _told(trial: _OnTrial) -> FusedOptimizer:
+    step, ratio = trial.step, trial.ratio
+    return FusedOptimizer(
+        name=trial.name,
+        class_name=type(step.optimizer).__name__,
+        kept=step.stage is Stage.KEPT,
+        reason=step.reason,
+        loop_ms=1e3 * median(step.loop_s) if step.loop_s else None,
+        fused_ms=1e3 * median(step.fused_s) if step.fused_s else None,
+        speedup=ratio,
+        runs=step.runs,
+    )

@@ -1,0 +1,78 @@
+"""What makes steps faster without a compiler: memory that stays with the process, and fused optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.fused_watch import FusedWatch
+from lightning_hotcompile.heap_watch import HeapWatch
+from lightning_hotcompile.preflight import uses_fused_optimizers
+from lightning_hotcompile.receipt.step_record import StepRecord
+from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.stages import TRAIN
+
+
+class SideGains:
+    """Looks for them in the first steps of a training; eager and compiled steps gain alike.
+
+    Args:
+        trainer: of this fit.
+        module: the LightningModule.
+        config: the callback's options.
+        stage: ``train`` or another stage of the Trainer, in which nothing is done.
+        story: told of what was found.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        config: HotCompileConfig,
+        stage: str,
+        story: Story,
+    ) -> None:
+        train = stage == TRAIN
+        self.heap = HeapWatch(module.device.type, wanted=config.keep_freed_memory and train)
+        self.fused = FusedWatch(
+            trainer.optimizers,
+            wanted=train and uses_fused_optimizers(trainer, config),
+            after=config.threshold,
+            min_speedup=config.min_speedup,
+        )
+        self._story = story
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether steps have to be looked at one by one."""
+        return self.fused.is_busy
+
+    def begin_step(self, steps: int) -> None:
+        """A step begins, after so many others."""
+        self.fused.begin_step(steps)
+        self.heap.begin_step()
+
+    def end_step(self, record: StepRecord) -> bool:
+        """A step has ended, with nothing booked yet; whether steps take another time from now on."""
+        changed = False
+        if self.fused.is_busy:
+            tried, decided = self.fused.end_step()
+            record.disturbed |= tried
+            for found in decided:
+                self._story.tried_fused(found)
+            changed = any(found.kept for found in decided)
+        if self.heap.end_step(disturbed=record.disturbed):
+            self._story.kept_freed_memory(self.heap.before)
+            changed = True
+        return changed
+
+    def finish(self) -> None:
+        """Change back what ends with the fit."""
+        self.fused.finish()
+
+    def in_words(self) -> Iterator[str]:
+        """What was found, for a receipt."""
+        yield from self.heap.in_words()
+        yield from self.fused.in_words()

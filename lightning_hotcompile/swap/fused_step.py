@@ -1,0 +1,198 @@
+"""torch's own fused kernel in place of the loop over tensors that an optimizer runs on the CPU by default."""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+
+from lightning_hotcompile.swap.fused_layout import FusedLayout
+from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.optimizer_copy import copy_of
+from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
+
+MOST_ELEMENTS = 5_000_000
+"""Elements of parameters that are copied for the comparison with the loop."""
+
+TOLERANCE = 1e-4
+"""How far an update may be from that of the loop, over its own norm."""
+
+_CHECKS = 3
+"""Updates that may be no measure (infinite or NaN) before it is given up."""
+
+
+class Stage(enum.Enum):
+    """Where a fused kernel stands."""
+
+    CHECKING = "checking"
+    """The loop runs; the kernel is compared with it on copies."""
+
+    TIMING = "timing"
+    """Both run in turns."""
+
+    KEPT = "kept"
+    LEFT = "left"
+    """The loop runs, for good."""
+
+
+class FusedStep:
+    """One optimizer: first a comparison on copies, then both in turns, then what was decided.
+
+    ``fused`` of the parameter groups is set during an update only, so that nobody sees it, checkpoints
+    included. An update that the kernel is not made for is done by the loop.
+
+    Args:
+        optimizer: one for which :func:`~lightning_hotcompile.plan.optimizers.why_not_fused` has no reason.
+        now: a clock in seconds.
+    """
+
+    def __init__(self, optimizer: Optimizer, now: Callable[[], float] = time.perf_counter) -> None:
+        self.optimizer = optimizer
+        self.stage = Stage.CHECKING
+        self.reason = ""
+        """Why the loop runs for good."""
+
+        self.loop_s: list[float] = []
+        self.fused_s: list[float] = []
+        """Seconds of updates in pairs, as many of each."""
+
+        self.runs = 0
+        """Updates by the fused kernel."""
+
+        self.updates = 0
+        self.check_s = 0.0
+        """Seconds that the comparison took."""
+
+        self._now = now
+        self._bare = bare_step(type(optimizer))
+        self._layout = FusedLayout(optimizer)
+        self._checks = 0
+        self._half: tuple[bool, float] | None = None
+        self._undo: Callable[[], None] | None = None
+
+    def put(self) -> None:
+        """Give the optimizer a ``step`` of its own; a second call does nothing."""
+        if self._undo is None:
+            self._undo = ReplacedStep(self.optimizer, self._update, self._is_off).put()
+
+    def take_out(self) -> None:
+        """Give it back the one it had; a second call does nothing."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def keep(self) -> None:
+        """From now on the fused kernel, wherever it fits."""
+        self.stage = Stage.KEPT
+
+    def leave(self, reason: str) -> None:
+        """From now on the loop."""
+        self.stage, self.reason = Stage.LEFT, reason
+        self.take_out()
+
+    def _is_off(self) -> bool:
+        return self._undo is None or self.stage is Stage.LEFT or torch.compiler.is_compiling()
+
+    def _update(self) -> None:
+        self.updates += 1
+        start = self._now()
+        changed = self._layout.changed_tensors()
+        if changed is None:
+            self._half = None
+            self._loop()
+        elif self.stage is Stage.KEPT:
+            self._fused(changed)
+        elif self.stage is Stage.CHECKING:
+            self._check()
+        else:
+            self._take_turns(changed, start)
+
+    def _take_turns(self, changed: Sequence[Tensor], start: float) -> None:
+        """The order within a pair changes from pair to pair: loop, fused, fused, loop."""
+        half, pairs = self._half, len(self.loop_s)
+        fused = not half[0] if half is not None else pairs % 2 == 1
+        if fused:
+            self._fused(changed)
+        else:
+            start = self._now()  # the loop need not look at any layout
+            self._loop()
+        seconds = self._now() - start
+        if half is None:
+            self._half = (fused, seconds)
+            return
+        self._half = None
+        self.loop_s.append(half[1] if fused else seconds)
+        self.fused_s.append(seconds if fused else half[1])
+
+    def _loop(self) -> None:
+        with torch.no_grad():
+            self._bare(self.optimizer)
+
+    def _fused(self, changed: Sequence[Tensor]) -> None:
+        groups = self.optimizer.param_groups
+        for group in groups:
+            group["fused"] = True
+        try:
+            self._loop()
+        finally:
+            for group in groups:
+                group["fused"] = None
+        increment_version(changed)  # which these kernels, unlike the loop, leave as it is
+        self.runs += 1
+
+    def _check(self) -> None:
+        """The loop in the training, the kernel on copies."""
+        start = self._now()
+        try:
+            copy, originals = copy_of(self.optimizer, fused=True, most=MOST_ELEMENTS)
+            before = [tensor.detach().clone() for tensor in _tensors(copy, _parameters(copy))]
+            with torch.no_grad():
+                self._bare(copy)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the loop does the update
+            self.leave(f"it could not be compared: {first_line(error)}")
+            self._loop()
+            return
+        self.check_s += self._now() - start
+        self._loop()
+        start = self._now()
+        with torch.no_grad():
+            agrees = _agree(before, _tensors(self.optimizer, originals), _tensors(copy, _parameters(copy)))
+        self.check_s += self._now() - start
+        self._checks += 1
+        if agrees:
+            self.stage = Stage.TIMING
+        elif agrees is False:
+            self.leave("its update differs from that of the loop")
+        elif self._checks == _CHECKS:
+            self.leave("updates are not finite")
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _tensors(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """These parameters, and their state."""
+    states = [v for p in parameters for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+    return [*(p.detach() for p in parameters), *states]
+
+
+def _agree(before: list[Tensor], loop: list[Tensor], fused: list[Tensor]) -> bool | None:
+    """Whether two updates are the same but for rounding; ``None`` where one is not finite."""
+    if [t.shape for t in loop] != [t.shape for t in fused]:
+        return False
+    apart = [float(n) for n in torch._foreach_norm(torch._foreach_sub(loop, fused))]
+    moved = [float(n) for n in torch._foreach_norm(torch._foreach_sub(loop, before))]
+    norms = [float(n) for n in torch._foreach_norm(loop)]
+    if not all(map(math.isfinite, (*moved, *norms))):
+        return None
+    rounding = [2 * torch.finfo(tensor.dtype).eps for tensor in loop]
+    return all(
+        a <= TOLERANCE * m + eps * n for a, m, n, eps in zip(apart, moved, norms, rounding, strict=True)
+    )

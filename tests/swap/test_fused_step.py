@@ -1,0 +1,499 @@
+"""torch's fused kernel in place of an optimizer's loop: the same weights, and nobody else sees it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from lightning_hotcompile.plan.optimizers import why_not_fused
+from lightning_hotcompile.swap import fused_step
+from lightning_hotcompile.swap.fused_step import FusedStep, Stage
+
+Make = Callable[[Any], Optimizer]
+
+KINDS: dict[str, Make] = {
+    "Adam": lambda p: Adam(p, lr=0.01),
+    "Adam with decay": lambda p: Adam(p, lr=0.01, weight_decay=0.1),
+    "Adam, maximize": lambda p: Adam(p, lr=0.01, maximize=True),
+    "Adam, amsgrad": lambda p: Adam(p, lr=0.01, amsgrad=True, betas=(0.8, 0.9), eps=1e-3),
+    "AdamW": lambda p: AdamW(p, lr=0.01),
+    "AdamW, amsgrad, maximize": lambda p: AdamW(p, lr=0.01, amsgrad=True, maximize=True, weight_decay=0.2),
+    "AdamW, decay 0": lambda p: AdamW(p, lr=0.01, weight_decay=0.0),
+    "SGD": lambda p: SGD(p, lr=0.1),
+    "SGD with decay": lambda p: SGD(p, lr=0.1, weight_decay=0.01),
+    "SGD, momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "SGD, nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "SGD, maximize": lambda p: SGD(p, lr=0.001, momentum=0.5, maximize=True),
+    "Adagrad": lambda p: Adagrad(p, lr=0.1),
+    "Adagrad, decay": lambda p: Adagrad(
+        p, lr=0.1, lr_decay=0.01, weight_decay=0.1, initial_accumulator_value=0.3
+    ),
+    "Adagrad, maximize": lambda p: Adagrad(p, lr=0.1, eps=1e-3, maximize=True),
+}
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 5), nn.Linear(5, 1, bias=False)
+    ).to(dtype)
+
+
+def inputs() -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        yield torch.randn(6, 3, 4, 4, generator=generator)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int, **options: Any) -> None:
+    """Steps as Lightning makes them: gradients come to be in the closure."""
+    dtype = next(model.parameters()).dtype
+    for x in itertools.islice(inputs(), steps):
+
+        def closure(x: Tensor = x) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x.to(dtype)).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def on_trial(optimizer: Optimizer) -> FusedStep:
+    step = FusedStep(optimizer)
+    step.put()
+    return step
+
+
+def assert_alike(model: nn.Module, other: nn.Module) -> None:
+    for (name, mine), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=lambda m, name=name: f"{name}: {m}")
+
+
+class TestTheSameTraining:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+    def test_as_with_the_loop(self, make: Make, dtype: torch.dtype) -> None:
+        plain, ours = net(dtype), net(dtype)
+        train(plain, make(plain.parameters()), 40)
+        optimizer = make(ours.parameters())
+        step = on_trial(optimizer)
+        train(ours, optimizer, 20)
+        assert (step.stage, len(step.loop_s) >= 8) == (Stage.TIMING, True)
+        step.keep()
+        # the same inputs again would do, but go on with those that follow
+        batches = itertools.islice(inputs(), 20, 40)
+        for x in batches:
+            optimizer.zero_grad()
+            ours(x.to(dtype)).square().mean().backward()
+            optimizer.step()
+        assert step.runs >= 20 + len(step.fused_s)
+        assert_alike(ours, plain)
+
+    @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+    def test_it_can_go_back_and_forth(self, make: Make) -> None:
+        plain, ours = net(), net()
+        train(plain, make(plain.parameters()), 30)
+        optimizer = make(ours.parameters())
+        step = on_trial(optimizer)
+        train(ours, optimizer, 30)
+        step.take_out()
+        assert "step" not in vars(optimizer)
+        assert_alike(ours, plain)
+
+    def test_a_new_group_and_a_parameter_that_comes_later(self) -> None:
+        def run(is_ours: bool) -> tuple[nn.Module, FusedStep | None]:
+            model = net()
+            *first, last = model.parameters()
+            first[0].requires_grad_(False)
+            optimizer = AdamW(first, lr=0.01)
+            step = on_trial(optimizer) if is_ours else None
+            train(model, optimizer, 5)
+            if step is not None:
+                step.keep()
+            train(model, optimizer, 5)
+            first[0].requires_grad_(True)
+            optimizer.add_param_group({"params": [last], "lr": 0.1})
+            train(model, optimizer, 5)
+            return model, step
+
+        (plain, _), (ours, step) = run(False), run(True)
+        assert_alike(ours, plain)
+        assert step is not None
+        assert step.runs >= 9
+
+    def test_parameters_without_gradients_are_left_alone(self) -> None:
+        model = net()
+        unused = nn.Parameter(torch.ones(3))
+        optimizer = AdamW([*model.parameters(), unused], lr=0.01)
+        step = on_trial(optimizer)
+        step.stage = Stage.KEPT
+        train(model, optimizer, 4)
+        assert step.runs == 3  # the first one makes the state
+        assert unused.tolist() == [1, 1, 1]
+        assert unused not in optimizer.state
+
+    def test_a_learning_rate_that_changes(self) -> None:
+        def run(is_ours: bool) -> nn.Module:
+            model = net()
+            optimizer = AdamW(model.parameters(), lr=0.01)
+            step = on_trial(optimizer) if is_ours else None
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=40)
+            for _ in range(30):
+                train(model, optimizer, 1)
+                schedule.step()
+            assert step is None or step.stage is Stage.TIMING
+            return model
+
+        assert_alike(run(True), run(False))
+
+    def test_a_checkpoint_of_before_goes_on(self) -> None:
+        model = net()
+        optimizer = Adam(model.parameters(), lr=0.01)
+        train(model, optimizer, 3)
+        state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+        train(model, optimizer, 5)
+        wanted = copy.deepcopy(model.state_dict())
+        model.load_state_dict(weights)
+        other = Adam(model.parameters(), lr=0.01)
+        step = on_trial(other)
+        step.stage = Stage.KEPT
+        other.load_state_dict(state)
+        train(model, other, 5)
+        assert step.runs == 5
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, wanted[name])
+
+
+class TestNobodySeesIt:
+    def test_groups_and_state_are_as_without(self) -> None:
+        plain, ours = net(), net()
+        mine, theirs = AdamW(ours.parameters(), lr=0.01), AdamW(plain.parameters(), lr=0.01)
+        step = on_trial(mine)
+        seen = []
+        mine.register_step_post_hook(lambda optimizer, args, kwargs: seen.append("post"))
+        train(ours, mine, 12)
+        train(plain, theirs, 12)
+        assert step.runs >= 5
+        assert len(seen) == 12
+        mine_dict, their_dict = mine.state_dict(), theirs.state_dict()
+        assert mine_dict["param_groups"] == their_dict["param_groups"]
+        for index, state in their_dict["state"].items():
+            assert list(mine_dict["state"][index]) == list(state)
+            for name, value in state.items():
+                torch.testing.assert_close(mine_dict["state"][index][name], value)
+
+    def test_the_closure_sees_groups_as_they_are(self) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        step.stage, seen = Stage.KEPT, []
+
+        def closure() -> Tensor:
+            seen.append(optimizer.param_groups[0]["fused"])
+            optimizer.zero_grad()
+            loss = model(next(inputs())).square().mean()
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure) for _ in range(3)]
+        assert (step.runs, seen) == (2, [None] * 3)
+        assert all(isinstance(loss, Tensor) for loss in losses)
+
+    def test_whoever_counts_changes_of_a_tensor_still_can(self) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        step.stage = Stage.KEPT
+        train(model, optimizer, 1)
+        weight = next(model.parameters())
+        versions = [weight._version]
+        for _ in range(3):
+            train(model, optimizer, 1)
+            versions.append(weight._version)
+        assert (step.runs, versions) == (3, sorted(set(versions)))
+
+    def test_weights_that_a_graph_needs_are_not_changed_behind_its_back(self) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        step.stage = Stage.KEPT
+        train(model, optimizer, 2)
+        loss = model(next(inputs())).square().mean()
+        train(model, optimizer, 1)
+        assert step.runs == 2
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+    def test_copies_and_pickles_have_torchs_step(self) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        on_trial(optimizer)
+        train(model, optimizer, 3)
+        buffer = io.BytesIO()
+        torch.save(optimizer, buffer)
+        buffer.seek(0)
+        for other in (copy.deepcopy(optimizer), torch.load(buffer, weights_only=False)):
+            assert "step" not in vars(other)
+            other.step()
+
+    def test_who_has_wrapped_it_since_keeps_the_wrapper_and_the_loop(self) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        inner, calls = optimizer.step, []
+
+        def theirs(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            return inner(*args, **kwargs)
+
+        optimizer.step = theirs  # type: ignore[method-assign]
+        step.stage = Stage.KEPT
+        train(model, optimizer, 3)
+        step.take_out()
+        runs = step.runs
+        train(model, optimizer, 2)
+        assert (step.runs, runs, len(calls)) == (2, 2, 5)
+        assert optimizer.step is theirs
+
+
+def dense(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+def halves(tensor: Tensor) -> Tensor:
+    """The same values with a gap after each."""
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t.contiguous(),
+    "channels last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "reversed": lambda t: t.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    "with gaps": halves,
+    "expanded": lambda t: t[:1].expand_as(t),
+}
+
+
+class TestLayouts:
+    """The kernel goes through memory with one index: what does not lie alike is for the loop."""
+
+    @pytest.mark.parametrize("kind", ["Adam, amsgrad", "AdamW", "SGD", "SGD, momentum", "Adagrad"])
+    @pytest.mark.parametrize("of_gradient", LAYOUTS)
+    @pytest.mark.parametrize("of_weight", ["contiguous", "channels last", "reversed", "with gaps"])
+    def test_any_layout_gives_what_the_loop_gives(self, kind: str, of_weight: str, of_gradient: str) -> None:
+        def run(is_ours: bool) -> tuple[Tensor, int]:
+            weight = nn.Parameter(LAYOUTS[of_weight](dense((4, 3, 5, 2))))
+            optimizer = KINDS[kind]([weight])
+            step = on_trial(optimizer) if is_ours else None
+            if step is not None:
+                step.stage = Stage.KEPT
+            for n in range(1, 5):
+                weight.grad = LAYOUTS[of_gradient](n * dense((4, 3, 5, 2)).flip(0))
+                optimizer.step()
+            return weight.detach().clone(), 0 if step is None else step.runs
+
+        (loop, _), (ours, runs) = run(False), run(True)
+        torch.testing.assert_close(ours, loop)
+        may = of_weight == of_gradient and of_weight != "with gaps"
+        assert runs == (
+            0 if not may else 4 if kind in ("SGD", "Adagrad") else 3
+        )  # others begin without state
+
+    def test_state_of_another_layout(self) -> None:
+        def run(is_ours: bool) -> tuple[Tensor, int]:
+            weight = nn.Parameter(LAYOUTS["channels last"](dense((4, 3, 5, 2))))
+            optimizer = AdamW([weight], lr=0.1)
+            step = on_trial(optimizer) if is_ours else None
+            if step is not None:
+                step.stage = Stage.KEPT
+            for n in range(6):
+                weight.grad = LAYOUTS["channels last"](dense((4, 3, 5, 2)))
+                if n == 3:
+                    state = optimizer.state[weight]
+                    state["exp_avg"] = state["exp_avg"].contiguous()
+                optimizer.step()
+            return weight.detach().clone(), 0 if step is None else step.runs
+
+        (loop, _), (ours, runs) = run(False), run(True)
+        torch.testing.assert_close(ours, loop)
+        assert runs == 2
+
+    def test_the_stride_of_a_single_row_does_not_matter(self) -> None:
+        weight = nn.Parameter(dense((4, 1, 5, 2)))
+        optimizer = SGD([weight], lr=0.1)
+        step = on_trial(optimizer)
+        step.stage = Stage.KEPT
+        weight.grad = torch.empty_strided((4, 1, 5, 2), (10, 99, 2, 1)).fill_(1.0)
+        before = weight.detach().clone()
+        optimizer.step()
+        assert step.runs == 1
+        torch.testing.assert_close(weight.detach(), before - 0.1)
+
+    def test_sparse_gradients(self) -> None:
+        embedding = nn.Embedding(6, 3, sparse=True)
+        optimizer = SGD(embedding.parameters(), lr=0.1)
+        step = on_trial(optimizer)
+        step.stage = Stage.KEPT
+        before = embedding.weight.detach().clone()
+        embedding(torch.tensor([1, 1, 4])).sum().backward()
+        optimizer.step()
+        moved = before - embedding.weight.detach()
+        torch.testing.assert_close(moved[:, 0], torch.tensor([0, 0.2, 0, 0, 0.1, 0]))
+        assert step.runs == 0
+
+    def test_a_changed_setting_is_for_the_loop(self) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        step.stage = Stage.KEPT
+        train(model, optimizer, 3)
+        for name, value in (("foreach", True), ("fused", False), ("lr", torch.tensor(0.01))):
+            kept = optimizer.param_groups[0][name]
+            optimizer.param_groups[0][name] = value
+            runs = step.runs
+            train(model, optimizer, 2)
+            assert step.runs == runs
+            assert optimizer.param_groups[0][name] is value
+            optimizer.param_groups[0][name] = kept
+            train(model, optimizer, 1)
+            assert step.runs == runs + 1
+
+
+class TestComparison:
+    def test_a_kernel_that_is_wrong_is_never_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain, ours = net(), net()
+        train(plain, AdamW(plain.parameters(), lr=0.01), 12)
+        original = torch._fused_adamw_
+
+        def wrong(*args: Any, **kwargs: Any) -> None:
+            original(*args, **{**kwargs, "lr": 1.001 * kwargs["lr"]})
+
+        monkeypatch.setattr(torch, "_fused_adamw_", wrong)
+        optimizer = AdamW(ours.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        train(ours, optimizer, 12)
+        assert (step.stage, step.runs, step.reason) == (
+            Stage.LEFT,
+            0,
+            "its update differs from that of the loop",
+        )
+        assert "step" not in vars(optimizer)
+        for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+    def test_a_kernel_that_fails_is_never_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*args: Any, **kwargs: Any) -> None:
+            raise RuntimeError("not on this machine")
+
+        monkeypatch.setattr(torch, "_fused_adamw_", broken)
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        train(model, optimizer, 3)
+        assert (step.stage, step.runs) == (Stage.LEFT, 0)
+        assert "not on this machine" in step.reason
+        assert optimizer.state[next(model.parameters())]["step"] == 3
+
+    def test_updates_that_are_not_finite_are_no_measure(self) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        train(model, optimizer, 1)
+        with torch.no_grad():
+            next(model.parameters()).fill_(float("nan"))
+        train(model, optimizer, 4)
+        assert (step.stage, step.reason, step.runs) == (Stage.LEFT, "updates are not finite", 0)
+
+    def test_of_a_large_model_some_tensors_are_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fused_step, "MOST_ELEMENTS", 20)
+        sizes = []
+        original = fused_step.copy_of
+
+        def copy_of(*args: Any, **kwargs: Any) -> tuple[Optimizer, list[Tensor]]:
+            copy, originals = original(*args, **kwargs)
+            sizes.append(sum(map(Tensor.numel, originals)))
+            return copy, originals
+
+        monkeypatch.setattr(fused_step, "copy_of", copy_of)
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        train(model, optimizer, 3)
+        assert step.stage is Stage.TIMING
+        assert sizes == [14]  # biases of 4 and 5, and 5 weights; no room for 16
+
+    def test_the_training_never_sees_the_copies(self) -> None:
+        plain, ours = net(), net()
+        train(plain, AdamW(plain.parameters(), lr=0.01), 2)
+        optimizer = AdamW(ours.parameters(), lr=0.01)
+        step = on_trial(optimizer)
+        train(ours, optimizer, 2)
+        assert step.stage is Stage.TIMING
+        for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_turns_are_balanced() -> None:
+    """Loop, fused, fused, loop: neither is always the one that comes first."""
+    ticks = itertools.count()
+    model = net()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    step = FusedStep(optimizer, now=lambda: float(next(ticks)))
+    step.put()
+    train(model, optimizer, 2)
+    kinds = []
+    for _ in range(8):
+        runs = step.runs
+        train(model, optimizer, 1)
+        kinds.append("fused" if step.runs > runs else "loop")
+    assert kinds == ["loop", "fused", "fused", "loop"] * 2
+    assert (len(step.loop_s), len(step.fused_s)) == (4, 4)
+
+
+def test_a_pair_that_is_interrupted_does_not_count() -> None:
+    model = net()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    step = on_trial(optimizer)
+    train(model, optimizer, 3)  # the last one is the first half of a pair
+    optimizer.param_groups[0]["foreach"] = True
+    train(model, optimizer, 1)
+    optimizer.param_groups[0]["foreach"] = None
+    assert not step.loop_s
+    train(model, optimizer, 2)
+    assert len(step.loop_s) == len(step.fused_s) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda p: AdamW(p, fused=True), "fused=True was asked for"),
+        (lambda p: AdamW(p, foreach=False), "foreach=False was asked for"),
+        (lambda p: Adam(p, differentiable=True), "it is differentiable"),
+        (lambda p: Adam(p, lr=torch.tensor(0.1)), "a setting of it is a tensor"),
+        (
+            torch.optim.RMSprop,
+            "RMSprop is not one of torch.optim's optimizers with a fused kernel for the CPU",
+        ),
+        (lambda p: SGD(p, lr=0.1), "SGD without momentum and decay is one call for each tensor already"),
+        (type("AdamW", (AdamW,), {}), "AdamW is not one of torch.optim's optimizers"),
+    ],
+)
+def test_it_is_for_those_that_chose_nothing(make: Make, why: str) -> None:
+    reason = why_not_fused(make(net().parameters()))
+    assert reason is not None
+    assert why in reason
+
+
+def test_it_is_for_plain_tensors_of_full_precision() -> None:
+    reason = "not all of its parameters are plain 32-bit or 64-bit tensors on the CPU"
+    assert why_not_fused(AdamW(net(torch.bfloat16).parameters())) == reason
+    assert why_not_fused(AdamW(net().to("meta").parameters())) == reason
