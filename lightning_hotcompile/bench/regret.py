@@ -185,7 +185,6 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 def summary(cells: Sequence[Cell]) -> dict[str, Any]:
     """What the cells say together, in plain types."""
-    longest = max((c.steps for c in cells), default=0)
     return {
         "cells": len(cells),
         "goal": GOAL,
@@ -196,14 +195,20 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
         "largest_regret": max((c.regret for c in cells), default=None),
         "worst_step_s": max((c.worst_step_s for c in cells), default=None),
         "steady_goal": STEADY_GOAL,
-        "steady_within_goal": [c.case for c in _at(cells, longest) if c.steady_ratio <= STEADY_GOAL],
-        "steady_outside_goal": [c.case for c in _at(cells, longest) if c.steady_ratio > STEADY_GOAL],
+        "steady_within_goal": [c.case for c in _warm_in_the_end(cells) if c.steady_ratio <= STEADY_GOAL],
+        "steady_outside_goal": [c.case for c in _warm_in_the_end(cells) if c.steady_ratio > STEADY_GOAL],
     }
 
 
-def _at(cells: Sequence[Cell], steps: int) -> list[Cell]:
-    """One cell a case for its steady step: the warm one, where the callback compiles earliest."""
-    return [c for c in cells if c.steps == steps and c.cache == CACHES[-1]]
+def in_the_end(cells: Sequence[Cell]) -> list[Cell]:
+    """Of each case those of its longest training, for its steady step."""
+    last = {c.case: max(other.steps for other in cells if other.case == c.case) for c in cells}
+    return [c for c in cells if c.steps == last[c.case]]
+
+
+def _warm_in_the_end(cells: Sequence[Cell]) -> list[Cell]:
+    """One cell a case: the warm one, where the callback compiles earliest."""
+    return [c for c in in_the_end(cells) if c.cache == CACHES[-1]]
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:

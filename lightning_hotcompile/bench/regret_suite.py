@@ -15,10 +15,11 @@ from rich.progress import Progress
 from lightning_hotcompile.bench import provenance, tables
 from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
 from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
 from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift, estimate_ratio, longest
 from lightning_hotcompile.bench.results import Results, Task
-from lightning_hotcompile.bench.runs import ProcessRunner, Run, RunFailed
+from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
 
 _T = TypeVar("_T")
@@ -41,6 +42,9 @@ class RegretSuite:
     lengths: Sequence[int]
     """Steps of a training."""
 
+    most_steps: Mapping[str, int] = field(default_factory=dict)
+    """By case: steps of its longest training, where all of the lengths would take too long."""
+
     quick_cases: Sequence[str]
     quick_lengths: Sequence[int]
     """The same for ``quick=true``."""
@@ -59,9 +63,9 @@ class RegretSuite:
     """Options of the callback."""
 
     def __post_init__(self) -> None:
-        _known("cases", [*self.cases, *self.quick_cases], CASES)
+        _known("cases", [*self.cases, *self.quick_cases, *self.most_steps], CASES)
         _known("arms", self.arms, ARMS)
-        for steps in (*self.lengths, *self.quick_lengths, self.probe_steps):
+        for steps in (*self.lengths, *self.quick_lengths, *self.most_steps.values(), self.probe_steps):
             _whole("a length", steps, 1)
         _whole("turns", self.turns, 1)
         _whole("turns_up_to", self.turns_up_to, 0)
@@ -83,21 +87,25 @@ class RegretSuite:
             lengths=sorted(set(self.quick_lengths if quick else self.lengths)),
         )
 
+    def lengths_of(self, case: str) -> list[int]:
+        """Steps of this case's trainings."""
+        return sorted({min(steps, self.most_steps.get(case, steps)) for steps in self.lengths})
+
     def tasks(self) -> list[Task]:
         """All trainings, case by case."""
         return list({task.key: task for case in self.cases for task in self._tasks(case)}.values())
 
     def _tasks(self, case: str) -> Iterator[Task]:
         """Eager first and last, between them the callback's trainings among those of the other arms."""
-        eager = EAGER in self.arms
+        eager, lengths = EAGER in self.arms, self.lengths_of(case)
         if eager:
-            yield Task(case=case, arm=EAGER, steps=max(self.lengths), caches=CACHES[:1])
+            yield Task(case=case, arm=EAGER, steps=max(lengths), caches=CACHES[:1])
         others = [
             [Task(case=case, arm=arm, steps=self.probe_steps, caches=CACHES)]
             for arm in self.arms
             if arm not in (EAGER, HOTCOMPILE)
         ]
-        ours = [self._callback(case, steps) for steps in self.lengths] if HOTCOMPILE in self.arms else []
+        ours = [self._callback(case, steps) for steps in lengths] if HOTCOMPILE in self.arms else []
         for tasks in _interleaved(others, ours):
             yield from tasks
         if eager:
@@ -111,10 +119,9 @@ class RegretSuite:
         eager = [Task(case=case, arm=EAGER, steps=steps, caches=CACHES[:1])] if EAGER in self.arms else []
         return [dataclasses.replace(task, turn=turn) for turn in range(self.turns) for task in (*eager, ours)]
 
-    @property
-    def marks(self) -> list[int]:
-        """Steps after which each training is looked at."""
-        return sorted({*self.lengths, self.probe_steps})
+    def marks(self, case: str) -> list[int]:
+        """Steps after which each training of a case is looked at."""
+        return sorted({*self.lengths_of(case), self.probe_steps})
 
     def run(
         self,
@@ -145,7 +152,7 @@ class RegretSuite:
             _warm_up(work, runner, progress)
             for task in work:
                 progress.update(total, description=str(task))
-                trouble = _do(task, self.marks, runner, results)
+                trouble = _do(task, self.marks(task.case), runner, results)
                 said = f"cannot be run: {trouble}" if trouble else _seconds(results.of(task))
                 console.print(f"{task}: {said}", highlight=False, soft_wrap=True)
                 progress.advance(total, expected_s(task))

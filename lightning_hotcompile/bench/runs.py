@@ -88,30 +88,6 @@ class Run:
         return cls(**{**data, "marks": {int(n): Mark(**mark) for n, mark in data["marks"].items()}})
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessRunner:
-    """Runs arms in fresh processes.
-
-    Args:
-        threads: of PyTorch's operations; 0 leaves the number to PyTorch.
-        options: of the callback.
-    """
-
-    threads: int = 0
-    options: Mapping[str, Any] | None = None
-
-    def __call__(self, case: str, arm: str, steps: int, marks: Sequence[int], folder: Path) -> Run:
-        """Train once with the compiler's files in ``folder``; with a folder of its own a run is cold.
-
-        Raises:
-            RunFailed: the process failed or took too long; the message says what it printed last.
-        """
-        arguments = [case, arm, str(steps), "--marks", *map(str, marks), "--threads", str(self.threads)]
-        arguments += ["--options", json.dumps(dict(self.options or {}))]
-        environment = environment_for(arm, folder, self.threads)
-        return Run.from_dict(_last_json("lightning_hotcompile.bench.one_run", arguments, environment))
-
-
 def run_in_process(
     module: str,
     arguments: Sequence[str],
@@ -145,7 +121,16 @@ def run_in_process(
 def _last_json(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], limit_s: float = MOST_SECONDS
 ) -> dict[str, Any]:
-    out, err, code = run_alone([sys.executable, "-m", module, *arguments], environment, limit_s)
+    return last_json(*run_alone([sys.executable, "-m", module, *arguments], environment, limit_s))
+
+
+def last_json(out: str, err: str, code: int) -> dict[str, Any]:
+    """The last line of JSON that a process has printed.
+
+    Raises:
+        RunFailed: it failed; the message says what it printed last.
+        RunKilled: it was ended by a signal.
+    """
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if code < 0:
         raise RunKilled(f"it was ended by signal {-code}")

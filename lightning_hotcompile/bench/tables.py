@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 from matplotlib.figure import Figure
 
-from lightning_hotcompile.bench.regret import CACHES, GOAL, STEADY_GOAL, Cell, rows, summary
+from lightning_hotcompile.bench.regret import CACHES, GOAL, STEADY_GOAL, Cell, in_the_end, rows, summary
 from lightning_hotcompile.bench.results import Results
 
 COLUMNS = (
@@ -29,14 +29,15 @@ HOW = f"""\
 Regret is the wall time of `Trainer.fit` with the callback over that of the fastest other way: eager,
 `model.compile()`, `.compile()` on each repeated block, and `training_step` compiled by hand with its logs
 replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
-has a process and, when cold, empty folders of its own; warm is the second one with the same folders.
+has a process (forked from one that has imported PyTorch and Lightning, and done nothing else) and, when
+cold, empty folders of its own; warm is the second one with the same folders.
 
 The callback is measured at each length, and so is eager: one training of the longest length, and at the
-short ones some in turns with the callback's, of which the one with the median time counts. The compiled arms
-train for some steps only, cold and warm, and are carried on by their steady step: the median for each batch
-of the cycle over the second half. That leaves out rare slow steps, which the callback's own time has, so an
-estimate is rather too short and regret rather too large. How far off such
-an estimate is can be seen with eager, which has both."""
+short ones one or more in turns with the callback's, of which the one with the median time counts.
+The compiled arms train for some steps only, cold and warm, and are carried on by their steady step: the
+median for each batch of the cycle over the second half. That leaves out rare slow steps, which the callback's
+own time has, so an estimate is rather too short and regret rather too large. How far off such an estimate is
+can be seen with eager, which has both."""
 
 
 def frame(cells: Sequence[Cell]) -> pd.DataFrame:
@@ -104,12 +105,10 @@ def _above(cells: Sequence[Cell]) -> list[str]:
 
 
 def _steady(cells: Sequence[Cell]) -> list[str]:
-    longest = max(c.steps for c in cells)
     return [
         f"{_place(c)}: {c.steady_ms:.3f} ms, {c.steady_ratio:.3f} of {c.best_steady}'s"
         f"{'' if c.steady_ratio <= STEADY_GOAL else f' (above {STEADY_GOAL})'}; {c.phase}"
-        for c in cells
-        if c.steps == longest
+        for c in in_the_end(cells)
     ]
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lightning_hotcompile.bench.arms import ARMS
 from lightning_hotcompile.bench.one_run import steady_s
+from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.record_file import OtherResults
 from lightning_hotcompile.bench.regret import (
     AGAIN,
@@ -24,13 +25,14 @@ from lightning_hotcompile.bench.regret import (
     drift,
     estimate_ratio,
     geometric_mean,
+    in_the_end,
     rows,
     summary,
     trained_otherwise,
 )
 from lightning_hotcompile.bench.regret_suite import RegretSuite
 from lightning_hotcompile.bench.results import Results, Task
-from lightning_hotcompile.bench.runs import Mark, ProcessRunner, Run, RunFailed, environment_for
+from lightning_hotcompile.bench.runs import Mark, Run, RunFailed, environment_for
 from lightning_hotcompile.bench.tables import page, picture
 from lightning_hotcompile.errors import ConfigError
 
@@ -367,6 +369,21 @@ def test_what_failed_is_tried_again(tmp_path: Path) -> None:
     assert {arm for _, arm, _ in again.calls} == {"step", "blocks"}  # "step" is the one before all
     assert written(tmp_path)["failures"] == []
     assert all("blocks" in c.others_s for c in cells)
+
+
+def test_a_case_with_long_steps_has_a_shorter_longest_training(tmp_path: Path) -> None:
+    suite = a_suite(cases=["mlp", "cnn"], lengths=[50, 5000], most_steps={"cnn": 700})
+    assert suite.lengths_of("mlp") == [50, 5000]
+    assert suite.lengths_of("cnn") == [50, 700]
+    assert max(t.steps for t in suite.tasks() if t.case == "cnn") == 700
+    assert suite.marks("cnn") == [50, 96, 700]
+    cells = measure(tmp_path, FakeRunner(), cases=["mlp", "cnn"], lengths=[50, 5000], most_steps={"cnn": 700})
+    assert {(c.case, c.steps) for c in cells} == {("mlp", 50), ("mlp", 5000), ("cnn", 50), ("cnn", 700)}
+    assert {(c.case, c.steps) for c in in_the_end(cells)} == {("mlp", 5000), ("cnn", 700)}
+    found = summary(cells)
+    assert sorted(found["steady_within_goal"] + found["steady_outside_goal"]) == ["cnn", "mlp"]
+    with pytest.raises(ConfigError, match="'cnnn' is unknown"):
+        a_suite(most_steps={"cnnn": 700})
 
 
 def test_other_cases_are_added_to_the_same_folder(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Processes that are forked from one which has imported everything: as separate as any other."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_hotcompile.bench import forked
+from lightning_hotcompile.bench.forked import run_forked
+from lightning_hotcompile.bench.runs import RunTimedOut
+from tests.bench.test_runs import assert_ends
+
+SOURCE = """
+import os, subprocess, sys, tempfile
+
+IMPORTED_IN = os.getpid()
+
+def main():
+    what = sys.argv[1]
+    alone = os.getpid() == os.getsid(0)
+    print(what, os.environ.get("MINE"), os.environ.get("ONCE"), tempfile.gettempdir(), alone)
+    print("to stderr", file=sys.stderr)
+    if what == "code":
+        sys.exit(3)
+    if what == "error":
+        raise MemoryError("no room")
+    if what == "dies":
+        os.kill(os.getpid(), 9)
+    if what == "reads":
+        print(repr(sys.stdin.read()))
+    if what == "waits":
+        child = subprocess.Popen(["sleep", "1000"])
+        with open(sys.argv[2], "w") as file:
+            file.write(str(child.pid))
+        child.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A module that a forked process can import."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "forked_example.py").write_text(SOURCE, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    yield "forked_example"
+    sys.path.remove(str(folder))
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, **more}
+
+
+def test_output_arguments_and_environment(module: str, tmp_path: Path) -> None:
+    given = environment(MINE="yes", TMPDIR=str(tmp_path))
+    out, err, code = run_forked(module, ["plain"], given, 60)
+    assert (out, err, code) == (f"plain yes None {tmp_path} True\n", "to stderr\n", 0)
+
+
+def test_one_process_knows_nothing_of_the_one_before(module: str) -> None:
+    run_forked(module, ["first"], environment(ONCE="1"), 60)
+    out, _, _ = run_forked(module, ["second"], environment(), 60)
+    assert out.startswith("second None None ")
+
+
+@pytest.mark.parametrize(("what", "expected"), [("code", 3), ("error", 1), ("dies", -9)])
+def test_the_exit_code(module: str, what: str, expected: int) -> None:
+    _, err, code = run_forked(module, [what], environment(), 60)
+    assert code == expected
+    assert ("MemoryError: no room" in err) is (what == "error")
+
+
+def test_its_input_is_empty(module: str) -> None:
+    out, _, _ = run_forked(module, ["reads"], environment(), 60)
+    assert out.splitlines()[-1] == "''"
+
+
+def test_after_the_limit_nothing_that_it_has_started_goes_on(module: str, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    run_forked(module, ["first"], environment(), 60)  # which imports
+    with pytest.raises(RunTimedOut, match="it took more than 6 s"):
+        run_forked(module, ["waits", str(file)], environment(), 6.0)
+    assert_ends(int(file.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_the_benchmark_ends_what_it_measures(
+    number: signal.Signals, module: str, tmp_path: Path
+) -> None:
+    file, script = tmp_path / "pid", tmp_path / "script.py"
+    folder = next(p for p in sys.path if Path(p, f"{module}.py").exists())
+    script.write_text(
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {folder!r})\n"
+        "from lightning_hotcompile.bench.forked import run_forked\n"
+        "from lightning_hotcompile.bench.recipe_errors import refusals_in_one_line\n"
+        "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "    with refusals_in_one_line():\n"
+        f"        run_forked({module!r}, ['waits', {str(file)!r}], os.environ, 500)\n",
+        encoding="utf-8",
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until:
+            if file.exists() and file.read_text("utf-8").strip():
+                break
+            threading.Event().wait(0.05)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+    assert_ends(int(file.read_text("utf-8")))
+
+
+def test_without_forks_a_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain_module.py").write_text("print('ran')", encoding="utf-8")
+    monkeypatch.setattr(forked.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    out, _, code = run_forked("plain_module", [], environment(PYTHONPATH=shlex.quote(str(tmp_path))), 60)
+    assert (out, code) == ("ran\n", 0)
