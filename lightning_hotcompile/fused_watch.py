@@ -16,6 +16,9 @@ from lightning_hotcompile.watch.stats import Ratio, paired_ratio
 LOOKS: tuple[int, ...] = (8, 16, 32)
 """After so many pairs of updates the ratio is looked at."""
 
+MOST_STEPS = 1024
+"""Of the training in which a trial has to come to an end: steps on trial are not slept through."""
+
 CONFIDENCE = 0.98
 """Of the interval at each look; 8 pairs are the fewest for which the sign test can tell at that."""
 
@@ -60,6 +63,7 @@ class FusedWatch:
         self._on_trial: list[_OnTrial] = []
         self._undecided: list[_OnTrial] = []
         self._has_begun = False
+        self._steps = 0
         self._updates = 0
 
     @property
@@ -82,8 +86,11 @@ class FusedWatch:
     def end_step(self) -> tuple[bool, list[FusedOptimizer]]:
         """A step has ended: whether it took another time than usual, and what was decided after it."""
         disturbed = sum(each.step.updates for each in self._undecided) != self._updates
+        self._steps += bool(self._undecided)
         for each in self._undecided:
             self._look_at(each)
+            if self._steps >= MOST_STEPS and not each.is_over:
+                each.step.leave(f"{each.step.updates} updates in {self._steps} steps are too few to tell")
         decided = [each for each in self._undecided if each.is_over]
         self._undecided = [each for each in self._undecided if not each.is_over]
         return disturbed, list(map(_told, decided))

@@ -233,6 +233,16 @@ def test_compiled_steps_go_on_with_it(three_times_faster: None) -> None:
     assert report.speedup is not None
 
 
+def test_an_optimizer_that_is_seldom_used_does_not_keep_steps_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_hotcompile.fused_watch.MOST_STEPS", 20)
+    callback = quiet()
+    fit(seeded(Net), [callback], max_epochs=8, accumulate_grad_batches=12)
+    (found,) = callback.report.fused
+    assert (found.kept, found.reason) == (False, "2 updates in 20 steps are too few to tell")
+    (event,) = decided(callback.report)
+    assert event["step"] == 5 + 20
+
+
 class Steps:
     """Optimizers without a training around them."""
 

@@ -26,6 +26,9 @@ TOLERANCE = 1e-4
 _CHECKS = 3
 """Updates that may be no measure (infinite or NaN) before it is given up."""
 
+_MISFITS = 16
+"""Updates in a row that are not for the kernel before it is given up: looking closely takes time."""
+
 
 class Stage(enum.Enum):
     """Where a fused kernel stands."""
@@ -73,6 +76,7 @@ class FusedStep:
         self._bare = bare_step(type(optimizer))
         self._layout = FusedLayout(optimizer)
         self._checks = 0
+        self._misfits = 0
         self._half: tuple[bool, float] | None = None
         self._undo: Callable[[], None] | None = None
 
@@ -106,7 +110,12 @@ class FusedStep:
         if changed is None:
             self._half = None
             self._loop()
-        elif self.stage is Stage.KEPT:
+            self._misfits += 1
+            if self._misfits == _MISFITS:
+                self.leave("its tensors or settings are not those that it is made for")
+            return
+        self._misfits = 0
+        if self.stage is Stage.KEPT:
             self._fused(changed)
         elif self.stage is Stage.CHECKING:
             self._check()

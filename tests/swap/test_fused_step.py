@@ -442,6 +442,36 @@ class TestComparison:
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("stage", [Stage.CHECKING, Stage.TIMING, Stage.KEPT])
+def test_what_never_fits_is_given_up(stage: Stage) -> None:
+    """Looking at layouts closely, update after update, would cost more than it can gain."""
+    model = net()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, 1)
+    for state in optimizer.state.values():
+        state["step"] = state["step"].double()  # as with a default dtype of 64 bits
+    step = on_trial(optimizer)
+    step.stage = stage
+    train(model, optimizer, 15)
+    assert step.stage is stage
+    train(model, optimizer, 5)
+    assert (step.stage, step.runs) == (Stage.LEFT, 0)
+    assert step.reason == "its tensors or settings are not those that it is made for"
+    assert "step" not in vars(optimizer)
+
+
+def test_a_misfit_now_and_then_is_no_reason() -> None:
+    model = net()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    step = on_trial(optimizer)
+    step.stage = Stage.KEPT
+    for n in range(80):
+        optimizer.param_groups[0]["foreach"] = True if n % 4 else None
+        train(model, optimizer, 1)
+    assert step.stage is Stage.KEPT
+    assert step.runs == 19
+
+
 def test_turns_are_balanced() -> None:
     """Loop, fused, fused, loop: neither is always the one that comes first."""
     ticks = itertools.count()
