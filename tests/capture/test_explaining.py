@@ -82,17 +82,30 @@ def test_nothing_is_trained_or_left_behind(tmp_path: Path) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+class WithRMSprop(Net):
+    """Its optimizer has no fused kernel, so it would be compiled."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.RMSprop(self.parameters(), lr=0.01)
+
+
 def test_the_whole_step_is_one_graph_with_its_logs(tmp_path: Path) -> None:
-    found = explained(tmp_path, seeded(Net))
+    found = explained(tmp_path, seeded(WithRMSprop))
     step, optimizer = found.regions
-    assert (found.model, found.scope, found.declined, found.breaks) == ("Net", "step", None, ())
+    assert (found.model, found.scope, found.declined, found.breaks) == ("WithRMSprop", "step", None, ())
     assert (step.name, step.calls, len(step.graphs), step.error) == ("training_step", 1, 1, None)
     assert step.graphs[0] > 10
     assert optimizer.error is not None
     assert "not looked at" in optimizer.error
-    assert "Net.training_step as a whole" in found.plan
+    assert "WithRMSprop.training_step as a whole" in found.plan
     assert found.forecast is not None
     assert "with 100 steps" in found.forecast
+
+
+def test_an_optimizer_with_a_fused_kernel_is_not_compiled(tmp_path: Path) -> None:
+    found = explained(tmp_path, seeded(Net))
+    assert [region.name for region in found.regions] == ["training_step"]
+    assert "optimizer 0 (AdamW) is not compiled: torch has a fused kernel for it" in found.plan
 
 
 def test_a_graph_break_is_told_with_its_line(tmp_path: Path) -> None:

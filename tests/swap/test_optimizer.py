@@ -15,7 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.optimizer import LearningRates, SwappedOptimizer, is_watched
+from lightning_hotcompile.swap.optimizer import LearningRates, SwappedOptimizer
+from lightning_hotcompile.swap.optimizer_step import is_watched
 from lightning_hotcompile.swap.witness import Witness
 
 STEPS = 8
