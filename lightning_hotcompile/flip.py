@@ -17,7 +17,6 @@ from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.dynamo import is_forced_eager, recent_recompile_reasons
-from lightning_hotcompile.swap.fused import try_fused
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder
@@ -71,8 +70,6 @@ class Flip:
         self.ahead = Ahead(trainer, module, config, child_limit_s)
         self.had_toolchain: bool | None = None
         """Whether the compiler's toolchain was there before the step compiled; None if it never did."""
-        self.advice: list[str] = []
-        """Sentences about what the user could change."""
 
     @property
     def in_place(self) -> bool:
@@ -134,16 +131,6 @@ class Flip:
         """Let one part of the plan be eager from now on."""
         for region in self.installation.take_back(part, reason):
             self._story.fell_back(region, reason)
-
-    def try_fused(self, compiled_saves_s: float, step_s: float) -> None:
-        """Time torch's own fused optimizers on copies, and advise them where they save more."""
-        start = self._now()
-        for optimizer in self._trainer.optimizers:
-            with contextlib.suppress(Exception):  # no memory for copies, say: it is advice and no more
-                trial = try_fused(optimizer)
-                advice = trial.advice(compiled_saves_s, step_s) if trial is not None else None
-                self.advice += [advice] if advice is not None else []
-        self._ledger.install_s += self._now() - start
 
     def take_out(self) -> None:
         """Change the model back."""

@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import why_not_fused
 from lightning_hotcompile.receipt.report import FusedOptimizer
+from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap.fused_step import FusedStep, Stage
-from lightning_hotcompile.watch.stats import Ratio, paired_ratio
+from lightning_hotcompile.watch.stats import Ratio
 
 LOOKS: tuple[int, ...] = (8, 16, 32)
 """After so many pairs of updates the ratio is looked at."""
@@ -27,6 +28,7 @@ CONFIDENCE = 0.98
 class _OnTrial:
     name: str
     step: FusedStep
+    pairs: PairedUnits
     looks: int = 0
     ratio: Ratio | None = None
 
@@ -34,18 +36,11 @@ class _OnTrial:
     def is_over(self) -> bool:
         return self.step.stage in (Stage.KEPT, Stage.LEFT)
 
-    @property
-    def saves_s(self) -> float:
-        """Seconds by which an update is shorter than that of the loop."""
-        step = self.step
-        return median(step.loop_s) - median(step.fused_s) if step.loop_s else 0.0
-
 
 class FusedWatch:
     """Tries the fused kernel of each optimizer that has one, once some steps have gone by.
 
-    The kernel needs no compiler. A compiled optimizer was slower than it in each model that was measured, so
-    a plan leaves such an optimizer out.
+    The kernel needs no compiler, and a plan leaves such an optimizer out.
 
     Args:
         optimizers: of this fit.
@@ -77,7 +72,9 @@ class FusedWatch:
             self._has_begun = True
             for index, optimizer in enumerate(self._optimizers):
                 if why_not_fused(optimizer) is None:
-                    trial = _OnTrial(name=f"optimizer {index}", step=FusedStep(optimizer))
+                    pairs = PairedUnits()
+                    step = FusedStep(optimizer, pairs.add_unit)
+                    trial = _OnTrial(name=f"optimizer {index}", step=step, pairs=pairs)
                     trial.step.put()
                     self._on_trial.append(trial)
             self._undecided = list(self._on_trial)
@@ -97,10 +94,10 @@ class FusedWatch:
 
     def _look_at(self, trial: _OnTrial) -> None:
         step, left = trial.step, LOOKS[trial.looks :]
-        if step.stage is not Stage.TIMING or len(step.loop_s) < left[0]:
+        if step.stage is not Stage.TIMING or trial.pairs.n < left[0]:
             return
         trial.looks += 1
-        trial.ratio = ratio = paired_ratio(step.loop_s, step.fused_s, CONFIDENCE)
+        trial.ratio = ratio = trial.pairs.ratio(CONFIDENCE)
         if ratio is not None and ratio.verdict == "faster" and ratio.value >= self._min_speedup:
             step.keep()
         elif trial.looks == len(LOOKS) or (ratio is not None and ratio.verdict == "slower"):
@@ -112,16 +109,17 @@ class FusedWatch:
             each.step.take_out()
 
     @property
-    def saved_s(self) -> float:
-        """Seconds that updates by fused kernels have saved, less what the comparison has taken."""
-        return sum(each.saves_s * each.step.runs - each.step.check_s for each in self._on_trial)
+    def saved_s(self) -> float | None:
+        """Seconds that kernels in use have saved, less what comparing them took; ``None`` without any."""
+        kept = [each for each in self._on_trial if each.step.stage is Stage.KEPT]
+        return sum(each.pairs.saves_s * each.step.runs - each.step.check_s for each in kept) if kept else None
 
     def report(self) -> tuple[FusedOptimizer, ...]:
         """What was found."""
         return tuple(map(_told, self._on_trial))
 
     def in_words(self) -> Iterator[str]:
-        """What did not come to a decision, or stayed as it was."""
+        """Why an optimizer stayed as it was."""
         for each in self._on_trial:
             kind = type(each.step.optimizer).__name__
             if each.step.stage is Stage.LEFT:
@@ -129,14 +127,14 @@ class FusedWatch:
 
 
 def _told(trial: _OnTrial) -> FusedOptimizer:
-    step, ratio = trial.step, trial.ratio
+    step, pairs = trial.step, trial.pairs
     return FusedOptimizer(
         name=trial.name,
         class_name=type(step.optimizer).__name__,
         kept=step.stage is Stage.KEPT,
         reason=step.reason,
-        loop_ms=1e3 * median(step.loop_s) if step.loop_s else None,
-        fused_ms=1e3 * median(step.fused_s) if step.fused_s else None,
-        speedup=ratio,
+        loop_ms=1e3 * median(pairs.eager) if pairs.n else None,
+        fused_ms=1e3 * median(pairs.compiled) if pairs.n else None,
+        speedup=trial.ratio,
         runs=step.runs,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.judge import Judge
@@ -156,10 +155,6 @@ class Moves:
         elif facts.ratio is not None and before.trying is not None:
             kept = action is not Action.DROP_PART
             self._story.tried(before.trying, facts.ratio, kept=kept)
-            track.optimizer_saves_s = track.trial.saves_s if kept else 0.0
-        tried = track.state.refined or self._plan.spares_optimizers
-        if track.phase is Phase.STEADY and tried and track.pairs.n:
-            self._flip.try_fused(track.optimizer_saves_s, median(track.pairs.compiled))
 
     def _act(self, action: Action, track: Track, before: State) -> None:
         if action in (Action.PREWARM, Action.INSTALL):

@@ -195,7 +195,6 @@ def _notes_of(session: Session) -> Iterator[str]:
         results = ", ".join(f"{scope} {speedup:.2f}x" for scope, speedup in session.rounds.tried.items())
         yield f"scopes that were tried: {results}; {session.plan.name} is in use"
     yield from session.side.in_words()
-    yield from session.flip.advice
     yield from session.flip.ahead.in_words()
     if graph is not None:
         yield f"one step runs {graph.n_ops} operations: {graph.sequence_text(10)}"

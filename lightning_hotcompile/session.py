@@ -90,6 +90,7 @@ class Session:
         self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self.side = SideGains(trainer, module, config, stage, self.story)
+        self.ledger.saved_besides_s = lambda: self.side.fused.saved_s
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
         self.nap: Nap | None = None
@@ -226,7 +227,6 @@ class Session:
             assert isinstance(finished.tag, StepRecord)
             self.ledger.add(finished, finished.tag)
         self._book_nap()
-        self.ledger.fused_saved_s = self.side.fused.saved_s
 
     def _book_nap(self) -> None:
         nap, now = self.nap, self._now()

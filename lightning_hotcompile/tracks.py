@@ -37,9 +37,6 @@ class Track:
     trial: PairedUnits = field(default_factory=PairedUnits)
     """Units without and with the part of the plan that is tried."""
 
-    optimizer_saves_s: float = 0.0
-    """Seconds of a step that the compiled optimizer saves, as its trial has found."""
-
     settling_units: int = 0
     looks: int = 0
     may_compile: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,33 @@ from lightning_hotcompile.swap.fused_step import FusedStep, Stage
 from tests.hot import assert_same
 from tests.models import Net, fit, loader, make_trainer, seeded
 
-
-class MadeUp(FusedStep):
-    """A kernel that takes a made-up time."""
-
-    loop, fused = 3.0, 1.0
-
-    def _take_turns(self, changed: Any, start: float) -> None:
-        super()._take_turns(changed, start)
-        self.loop_s = [self.loop] * len(self.loop_s)
-        self.fused_s = [self.fused] * len(self.fused_s)
+Timed = Callable[[bool, float, bool], None]
 
 
 @pytest.fixture
-def three_times_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hotcompile.fused_watch.FusedStep", MadeUp)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets an update take 1 s by the kernel, and as much as is asked for by the loop."""
+
+    def make(loop_s: float) -> None:
+        def step(optimizer: torch.optim.Optimizer, timed: Timed) -> FusedStep:
+            def told(by_kernel: bool, seconds: float, disturbed: bool) -> None:
+                timed(by_kernel, 1.0 if by_kernel else loop_s, disturbed)
+
+            return FusedStep(optimizer, told)
+
+        monkeypatch.setattr("lightning_hotcompile.fused_watch.FusedStep", step)
+
+    return make
 
 
 @pytest.fixture
-def no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = type("NoFaster", (MadeUp,), {"loop": 1.01})
-    monkeypatch.setattr("lightning_hotcompile.fused_watch.FusedStep", kind)
+def three_times_faster(made_up: Callable[[float], None]) -> None:
+    made_up(3.0)
+
+
+@pytest.fixture
+def no_faster(made_up: Callable[[float], None]) -> None:
+    made_up(1.01)
 
 
 def quiet(**options: Any) -> HotCompile:
@@ -243,43 +249,34 @@ def test_an_optimizer_that_is_seldom_used_does_not_keep_steps_awake(monkeypatch:
     assert event["step"] == 5 + 20
 
 
-class Steps:
-    """Optimizers without a training around them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ratios: Iterator[float]) -> None:
-        self.weight = nn.Parameter(torch.ones(3))
-        self.optimizer = torch.optim.AdamW([self.weight], lr=0.1)
-        self.watch = FusedWatch([self.optimizer], wanted=True, after=2, min_speedup=1.02)
-        self.ratios = ratios
-
-    def run(self, steps: int) -> list[int]:
-        """The steps after which something was decided."""
-        found = []
-        for step in range(steps):
-            self.watch.begin_step(step)
-            self.weight.grad = torch.ones(3)
-            self.optimizer.step()
-            for trial in self.watch._on_trial:
-                n = len(trial.step.loop_s)
-                trial.step.fused_s = [1.0] * n
-                trial.step.loop_s = [*trial.step.loop_s[: n - 1], next(self.ratios)] if n else []
-            if self.watch.end_step()[1]:
-                found.append(step)
-        return found
-
-
 @pytest.mark.parametrize(
-    ("ratio", "stage", "after"),
+    ("loop_s", "stage", "after"),
     [(1.5, Stage.KEPT, LOOKS[0]), (0.8, Stage.LEFT, LOOKS[0]), (1.01, Stage.LEFT, LOOKS[-1])],
 )
-def test_when_it_is_decided(ratio: float, stage: Stage, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def always() -> Iterator[float]:
-        while True:
-            yield ratio
+def test_when_it_is_decided(
+    loop_s: float, stage: Stage, after: int, made_up: Callable[[float], None]
+) -> None:
+    made_up(loop_s)
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    watch = FusedWatch([optimizer], wanted=True, after=2, min_speedup=1.02)
+    decided_after = []
+    for step in range(100):
+        watch.begin_step(step)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        decided_after += [step for _ in watch.end_step()[1]]
+    assert decided_after == [2 + 2 * after]  # two to wait, one to compare
+    assert [found.kept for found in watch.report()] == [stage is Stage.KEPT]
+    assert not watch.is_busy
+    watch.finish()
+    assert "step" not in vars(optimizer)
 
-    steps = Steps(monkeypatch, always())
-    assert steps.run(100) == [2 + 2 * after]  # two to wait, one to compare
-    assert steps.watch._on_trial[0].step.stage is stage
-    assert not steps.watch.is_busy
-    steps.watch.finish()
-    assert "step" not in vars(steps.optimizer)
+
+def test_nothing_is_said_to_be_saved_before_it_is_kept(three_times_faster: None) -> None:
+    callback = quiet()
+    fit(seeded(Net), [callback], max_steps=5 + 1 + LOOKS[0], max_epochs=-1)  # in the middle of the trial
+    report = callback.report
+    assert (report.fused[0].kept, report.fused[0].speedup, report.saved_s) == (False, None, None)
+    assert "torch's fused AdamW on trial" in report.to_text()
+    assert report.to_json()

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile, flip
-from lightning_hotcompile.swap.fused import FusedTrial
+from lightning_hotcompile import HotCompile
 from tests.hot import assert_same
 from tests.made_up_machine import Machine
 from tests.models import Net, fit, seeded
@@ -90,19 +89,6 @@ def test_the_next_run_leaves_out_what_this_one_has_found(
     assert machine.runs["optimizer"] == 0
     assert callback.report.eager_parts == ("optimizer",)
     assert tried(callback) == []
-
-
-def test_a_fused_optimizer_that_saves_more_is_advised(
-    train: Callable[..., HotCompile], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = FusedTrial(name="AdamW", eager_s=9.0, fused_s=2.0)
-    monkeypatch.setattr(flip, "try_fused", lambda optimizer: trial)
-    report = train(Machine(step=-6.0, optimizer=-3.0)).report
-    (advice,) = [note for note in report.notes if "fused=True" in note]
-    assert "would save 7e+03 ms of each step" in advice
-    assert "compiling the optimizer saves 3e+03 ms" in advice
-    monkeypatch.setattr(flip, "try_fused", lambda optimizer: None)
-    assert not any("fused" in note for note in train(Machine(step=-6.0, optimizer=-3.0)).report.notes)
 
 
 @pytest.mark.parametrize(

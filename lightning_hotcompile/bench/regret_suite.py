@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 Runner = Callable[[str, str, int, Sequence[int], Path], Run]
 
 ALL = "all"
-_START_S, _COMPILE_S, _WARM_S, _STEP_S = 5.0, 20.0, 3.0, 0.005
+_START_S, _COMPILE_S, _WARM_S, _STEP_S = 0.5, 20.0, 3.0, 0.005
 """What a process, a compile, a compile from the cache and a step take, to tell how long is left."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.receipt.report import PhaseStats
@@ -37,8 +38,8 @@ class Ledger:
         self._in_steps = 0.0
         self.install_s = 0.0
         self.own_s = 0.0
-        self.fused_saved_s = 0.0
-        """Seconds that fused kernels of optimizers have saved."""
+        self.saved_besides_s: Callable[[], float | None] = lambda: None
+        """Tells how many seconds something else than compiled code has saved, ``None`` where nothing has."""
         self.steps = 0
         self.samples = StepSamples()
         self.flip_step: int | None = None
@@ -142,10 +143,10 @@ class Ledger:
     @property
     def saved_s(self) -> float | None:
         """Time that compiled steps and fused kernels saved, less all costs; ``None`` without any of them."""
-        gain = self._gain
-        if gain is None and not self.fused_saved_s:
+        gain, besides_s = self._gain, self.saved_besides_s()
+        if gain is None and besides_s is None:
             return None
-        return self._banked_s + self._compiled_seconds * (gain or 0.0) + self.fused_saved_s - self.costs_s
+        return self._banked_s + self._compiled_seconds * (gain or 0.0) + (besides_s or 0.0) - self.costs_s
 
     @property
     def break_even_step(self) -> int | None:

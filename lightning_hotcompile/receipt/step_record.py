@@ -78,11 +78,13 @@ class PairedUnits:
         self._seconds += seconds
         self._disturbed |= record.disturbed
         if record.ends_unit:
-            self._end_unit(record.is_second_arm)
+            seconds, disturbed = self._seconds, self._disturbed
+            self._seconds, self._disturbed = 0.0, False
+            self.add_unit(record.is_second_arm, seconds, disturbed)
 
-    def _end_unit(self, compiled: bool) -> None:
-        now = (compiled, self._seconds, self._disturbed)
-        self._seconds, self._disturbed = 0.0, False
+    def add_unit(self, compiled: bool, seconds: float, disturbed: bool) -> None:
+        """One unit that has ended."""
+        now = (compiled, seconds, disturbed)
         before = self._waiting
         if before is None or before[0] is compiled:
             self._waiting = now  # one of the same kind before it has lost its partner

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.swap.fused_layout import FusedLayout
 from lightning_hotcompile.swap.graph import first_line
-from lightning_hotcompile.swap.optimizer_copy import copy_of
+from lightning_hotcompile.swap.optimizer_copy import fused_copy
 from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
 
 MOST_ELEMENTS = 5_000_000
@@ -52,18 +52,21 @@ class FusedStep:
 
     Args:
         optimizer: one for which :func:`~lightning_hotcompile.plan.optimizers.why_not_fused` has no reason.
+        timed: told of each update on trial: whether the kernel did it, its seconds, and whether it is no
+            measure.
         now: a clock in seconds.
     """
 
-    def __init__(self, optimizer: Optimizer, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        timed: Callable[[bool, float, bool], None],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.optimizer = optimizer
         self.stage = Stage.CHECKING
         self.reason = ""
         """Why the loop runs for good."""
-
-        self.loop_s: list[float] = []
-        self.fused_s: list[float] = []
-        """Seconds of updates in pairs, as many of each."""
 
         self.runs = 0
         """Updates by the fused kernel."""
@@ -72,12 +75,13 @@ class FusedStep:
         self.check_s = 0.0
         """Seconds that the comparison took."""
 
+        self._timed = timed
         self._now = now
         self._bare = bare_step(type(optimizer))
         self._layout = FusedLayout(optimizer)
         self._checks = 0
         self._misfits = 0
-        self._half: tuple[bool, float] | None = None
+        self._turns = 0
         self._undo: Callable[[], None] | None = None
 
     def put(self) -> None:
@@ -108,9 +112,10 @@ class FusedStep:
         start = self._now()
         changed = self._layout.changed_tensors()
         if changed is None:
-            self._half = None
             self._loop()
             self._misfits += 1
+            if self.stage is Stage.TIMING:
+                self._timed(False, self._now() - start, True)
             if self._misfits == _MISFITS:
                 self.leave("its tensors or settings are not those that it is made for")
             return
@@ -123,21 +128,15 @@ class FusedStep:
             self._take_turns(changed, start)
 
     def _take_turns(self, changed: Sequence[Tensor], start: float) -> None:
-        """The order within a pair changes from pair to pair: loop, fused, fused, loop."""
-        half, pairs = self._half, len(self.loop_s)
-        fused = not half[0] if half is not None else pairs % 2 == 1
-        if fused:
+        """Loop, kernel, kernel, loop: neither is always the first of a pair."""
+        by_kernel = self._turns % 4 in (1, 2)
+        self._turns += 1
+        if by_kernel:
             self._fused(changed)
         else:
             start = self._now()  # the loop need not look at any layout
             self._loop()
-        seconds = self._now() - start
-        if half is None:
-            self._half = (fused, seconds)
-            return
-        self._half = None
-        self.loop_s.append(half[1] if fused else seconds)
-        self.fused_s.append(seconds if fused else half[1])
+        self._timed(by_kernel, self._now() - start, False)
 
     def _loop(self) -> None:
         with torch.no_grad():
@@ -159,7 +158,7 @@ class FusedStep:
         """The loop in the training, the kernel on copies."""
         start = self._now()
         try:
-            copy, originals = copy_of(self.optimizer, fused=True, most=MOST_ELEMENTS)
+            copy, originals = fused_copy(self.optimizer, MOST_ELEMENTS)
             before = [tensor.detach().clone() for tensor in _tensors(copy, _parameters(copy))]
             with torch.no_grad():
                 self._bare(copy)

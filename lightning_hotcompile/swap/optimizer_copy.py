@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,14 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def copy_of(optimizer: Any, *, fused: bool | None, most: float = math.inf) -> tuple[Optimizer, list[Tensor]]:
-    """An optimizer of the same kind and state, with parameters and gradients of its own.
+def fused_copy(optimizer: Any, most: int) -> tuple[Optimizer, list[Tensor]]:
+    """A fused optimizer of the same kind and state, with parameters and gradients of its own.
 
     Args:
         optimizer: one of ``torch.optim``; it is read only.
-        fused: what the copy has in its place.
-        most: elements of all parameters that are copied; of more than those the first ones that fit, but one
-            at least.
+        most: elements of all parameters that are copied; of each group the smallest ones that fit, but one
+            parameter at least.
 
     Returns:
         The copy, and the parameters that were copied, in its order.
@@ -32,7 +30,7 @@ def copy_of(optimizer: Any, *, fused: bool | None, most: float = math.inf) -> tu
                 mine.append(parameter)
         chosen += mine
         if mine:
-            groups.append({**settings, "fused": fused, "params": [_copied(p) for p in mine]})
+            groups.append({**settings, "fused": True, "params": [_copied(p) for p in mine]})
     rate = float(optimizer.param_groups[0]["lr"])
     made: Optimizer = type(optimizer)(groups, lr=rate)
     copies = [p for group in made.param_groups for p in group["params"]]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import pytest
 from lightning_hotcompile.bench import forked
 from lightning_hotcompile.bench.forked import run_forked
 from lightning_hotcompile.bench.runs import RunTimedOut
-from tests.bench.test_runs import assert_ends
+from tests.bench.test_runs import assert_ends, assert_signal_ends
 
 SOURCE = """
 import os, subprocess, sys, tempfile
@@ -108,19 +105,7 @@ def test_who_ends_the_benchmark_ends_what_it_measures(
         f"        run_forked({module!r}, ['waits', {str(file)!r}], os.environ, 500)\n",
         encoding="utf-8",
     )
-    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < until:
-            if file.exists() and file.read_text("utf-8").strip():
-                break
-            threading.Event().wait(0.05)
-        process.send_signal(number)
-        assert process.wait(timeout=60) == 128 + number
-    finally:
-        process.kill()
-        process.wait()
-    assert_ends(int(file.read_text("utf-8")))
+    assert_signal_ends([sys.executable, str(script)], number, file)
 
 
 def test_without_forks_a_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

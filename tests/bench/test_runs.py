@@ -36,6 +36,20 @@ def assert_ends(pid: int) -> None:
     pytest.fail(f"process {pid} goes on in state {state(pid)}")
 
 
+def assert_signal_ends(command: list[str], number: signal.Signals, file: Path) -> None:
+    """A signal ends a command, and the process whose number the command has written to the file."""
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not (file.exists() and file.read_text("utf-8").strip()):
+            threading.Event().wait(0.05)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+    assert_ends(int(file.read_text("utf-8")))
+
+
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[tuple[list[str], Path]]:
     """A command that starts another one and waits, and the file with the number of that."""
@@ -79,16 +93,7 @@ def test_who_ends_the_benchmark_ends_what_it_measures(
         "from lightning_hotcompile.bench.runs import run_alone\n"
         f"with refusals_in_one_line(): run_alone({command!r}, os.environ, 500)"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-    try:
-        while process.poll() is None and not (file.exists() and file.read_text("utf-8").strip()):
-            threading.Event().wait(0.05)
-        process.send_signal(number)
-        assert process.wait(timeout=60) == 128 + number
-    finally:
-        process.kill()
-        process.wait()
-    assert_ends(int(file.read_text("utf-8")))
+    assert_signal_ends([sys.executable, "-c", script], number, file)
 
 
 def test_the_usual_answer_to_sigterm_is_there_again() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from lightning_hotcompile.plan.optimizers import why_not_fused
+from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap import fused_step
 from lightning_hotcompile.swap.fused_step import FusedStep, Stage
 
@@ -67,10 +68,18 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int, **options: Any) ->
         optimizer.step(closure)
 
 
-def on_trial(optimizer: Optimizer) -> FusedStep:
-    step = FusedStep(optimizer)
+def on_trial(optimizer: Optimizer, pairs: PairedUnits | None = None, stage: Stage | None = None) -> FusedStep:
+    step = FusedStep(optimizer, (pairs or PairedUnits()).add_unit)
+    step.stage = stage or step.stage
     step.put()
     return step
+
+
+def adamw(stage: Stage | None = None) -> tuple[nn.Module, Optimizer, FusedStep]:
+    """A model, its optimizer, and the kernel in its place."""
+    model = net()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    return model, optimizer, on_trial(optimizer, stage=stage)
 
 
 def assert_alike(model: nn.Module, other: nn.Module) -> None:
@@ -85,9 +94,10 @@ class TestTheSameTraining:
         plain, ours = net(dtype), net(dtype)
         train(plain, make(plain.parameters()), 40)
         optimizer = make(ours.parameters())
-        step = on_trial(optimizer)
+        pairs = PairedUnits()
+        step = on_trial(optimizer, pairs)
         train(ours, optimizer, 20)
-        assert (step.stage, len(step.loop_s) >= 8) == (Stage.TIMING, True)
+        assert (step.stage, pairs.n >= 8) == (Stage.TIMING, True)
         step.keep()
         # the same inputs again would do, but go on with those that follow
         batches = itertools.islice(inputs(), 20, 40)
@@ -95,7 +105,7 @@ class TestTheSameTraining:
             optimizer.zero_grad()
             ours(x.to(dtype)).square().mean().backward()
             optimizer.step()
-        assert step.runs >= 20 + len(step.fused_s)
+        assert step.runs >= 20 + pairs.n
         assert_alike(ours, plain)
 
     @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
@@ -192,10 +202,8 @@ class TestNobodySeesIt:
                 torch.testing.assert_close(mine_dict["state"][index][name], value)
 
     def test_the_closure_sees_groups_as_they_are(self) -> None:
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
-        step.stage, seen = Stage.KEPT, []
+        model, optimizer, step = adamw(Stage.KEPT)
+        seen = list[Any]()
 
         def closure() -> Tensor:
             seen.append(optimizer.param_groups[0]["fused"])
@@ -209,10 +217,7 @@ class TestNobodySeesIt:
         assert all(isinstance(loss, Tensor) for loss in losses)
 
     def test_whoever_counts_changes_of_a_tensor_still_can(self) -> None:
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
-        step.stage = Stage.KEPT
+        model, optimizer, step = adamw(Stage.KEPT)
         train(model, optimizer, 1)
         weight = next(model.parameters())
         versions = [weight._version]
@@ -222,10 +227,7 @@ class TestNobodySeesIt:
         assert (step.runs, versions) == (3, sorted(set(versions)))
 
     def test_weights_that_a_graph_needs_are_not_changed_behind_its_back(self) -> None:
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
-        step.stage = Stage.KEPT
+        model, optimizer, step = adamw(Stage.KEPT)
         train(model, optimizer, 2)
         loss = model(next(inputs())).square().mean()
         train(model, optimizer, 1)
@@ -246,9 +248,7 @@ class TestNobodySeesIt:
             other.step()
 
     def test_who_has_wrapped_it_since_keeps_the_wrapper_and_the_loop(self) -> None:
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
+        model, optimizer, step = adamw()
         inner, calls = optimizer.step, []
 
         def theirs(*args: Any, **kwargs: Any) -> Any:
@@ -351,10 +351,7 @@ class TestLayouts:
         assert step.runs == 0
 
     def test_a_changed_setting_is_for_the_loop(self) -> None:
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
-        step.stage = Stage.KEPT
+        model, optimizer, step = adamw(Stage.KEPT)
         train(model, optimizer, 3)
         for name, value in (("foreach", True), ("fused", False), ("lr", torch.tensor(0.01))):
             kept = optimizer.param_groups[0][name]
@@ -395,18 +392,14 @@ class TestComparison:
             raise RuntimeError("not on this machine")
 
         monkeypatch.setattr(torch, "_fused_adamw_", broken)
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
+        model, optimizer, step = adamw()
         train(model, optimizer, 3)
         assert (step.stage, step.runs) == (Stage.LEFT, 0)
         assert "not on this machine" in step.reason
         assert optimizer.state[next(model.parameters())]["step"] == 3
 
     def test_updates_that_are_not_finite_are_no_measure(self) -> None:
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
+        model, optimizer, step = adamw()
         train(model, optimizer, 1)
         with torch.no_grad():
             next(model.parameters()).fill_(float("nan"))
@@ -416,17 +409,15 @@ class TestComparison:
     def test_of_a_large_model_some_tensors_are_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fused_step, "MOST_ELEMENTS", 20)
         sizes = []
-        original = fused_step.copy_of
+        original = fused_step.fused_copy
 
-        def copy_of(*args: Any, **kwargs: Any) -> tuple[Optimizer, list[Tensor]]:
+        def fused_copy(*args: Any, **kwargs: Any) -> tuple[Optimizer, list[Tensor]]:
             copy, originals = original(*args, **kwargs)
             sizes.append(sum(map(Tensor.numel, originals)))
             return copy, originals
 
-        monkeypatch.setattr(fused_step, "copy_of", copy_of)
-        model = net()
-        optimizer = AdamW(model.parameters(), lr=0.01)
-        step = on_trial(optimizer)
+        monkeypatch.setattr(fused_step, "fused_copy", fused_copy)
+        model, optimizer, step = adamw()
         train(model, optimizer, 3)
         assert step.stage is Stage.TIMING
         assert sizes == [14]  # biases of 4 and 5, and 5 weights; no room for 16
@@ -461,10 +452,7 @@ def test_what_never_fits_is_given_up(stage: Stage) -> None:
 
 
 def test_a_misfit_now_and_then_is_no_reason() -> None:
-    model = net()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    step = on_trial(optimizer)
-    step.stage = Stage.KEPT
+    model, optimizer, step = adamw(Stage.KEPT)
     for n in range(80):
         optimizer.param_groups[0]["foreach"] = True if n % 4 else None
         train(model, optimizer, 1)
@@ -473,33 +461,31 @@ def test_a_misfit_now_and_then_is_no_reason() -> None:
 
 
 def test_turns_are_balanced() -> None:
-    """Loop, fused, fused, loop: neither is always the one that comes first."""
-    ticks = itertools.count()
+    """Loop, kernel, kernel, loop: neither is always the one that comes first."""
     model = net()
     optimizer = AdamW(model.parameters(), lr=0.01)
-    step = FusedStep(optimizer, now=lambda: float(next(ticks)))
+    told = list[tuple[bool, float, bool]]()
+    ticks = itertools.count()
+    step = FusedStep(optimizer, lambda *update: told.append(update), now=lambda: float(next(ticks)))
     step.put()
-    train(model, optimizer, 2)
-    kinds = []
-    for _ in range(8):
-        runs = step.runs
-        train(model, optimizer, 1)
-        kinds.append("fused" if step.runs > runs else "loop")
-    assert kinds == ["loop", "fused", "fused", "loop"] * 2
-    assert (len(step.loop_s), len(step.fused_s)) == (4, 4)
+    train(model, optimizer, 10)  # the first makes the state, the second is compared
+    assert [by_kernel for by_kernel, _, _ in told] == [False, True, True, False] * 2
+    assert all(seconds > 0 and not disturbed for _, seconds, disturbed in told)
+    assert step.runs == 4
 
 
 def test_a_pair_that_is_interrupted_does_not_count() -> None:
-    model = net()
+    model, pairs = net(), PairedUnits()
     optimizer = AdamW(model.parameters(), lr=0.01)
-    step = on_trial(optimizer)
+    on_trial(optimizer, pairs)
     train(model, optimizer, 3)  # the last one is the first half of a pair
     optimizer.param_groups[0]["foreach"] = True
     train(model, optimizer, 1)
     optimizer.param_groups[0]["foreach"] = None
-    assert not step.loop_s
+    train(model, optimizer, 1)
+    assert pairs.n == 0
     train(model, optimizer, 2)
-    assert len(step.loop_s) == len(step.fused_s) == 1
+    assert pairs.n == 1
 
 
 @pytest.mark.parametrize(
