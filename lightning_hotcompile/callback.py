@@ -232,11 +232,11 @@ class HotCompile(EvaluationHooks):
             self._events.clear()
             self._events.open()
         plan, reason = self._plan(trainer, module, stage)
-        if plan is None or reason is not None:
-            declined = Declined(step=0, reason=reason or "", stage=stage)
-            self._events.emit(declined)
-            self._reports[stage] = empty_report("declined", declined.reason, (declined,), plan)
+        if reason is not None:
             rank_zero_info(f"HotCompile{'' if stage == TRAIN else f' ({stage})'}: declined: {reason}")
+        if plan is None or (reason is not None and (stage != TRAIN or trainer.world_size > 1)):
+            self._events.emit(declined := Declined(step=0, reason=reason or "", stage=stage))
+            self._reports[stage] = empty_report("declined", declined.reason, (declined,), plan)
             return
         self._runs[stage] = StageRun(
             trainer,
@@ -247,6 +247,7 @@ class HotCompile(EvaluationHooks):
             events=self._events,
             metrics=self._metrics,
             store=self._store,
+            declined=reason,
         )
 
     def _plan(

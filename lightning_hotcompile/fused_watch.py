@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from torch.optim import Optimizer
 
-from lightning_hotcompile.plan.optimizers import why_not_fused
+from lightning_hotcompile.plan.optimizers import HAVE_FUSED, why_not_fused
 from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap.fused_step import FusedStep, Stage
@@ -17,11 +17,14 @@ from lightning_hotcompile.watch.stats import Ratio
 LOOKS: tuple[int, ...] = (8, 16, 32)
 """After so many pairs of updates the ratio is looked at."""
 
-MOST_STEPS = 1024
-"""Of the training in which a trial has to come to an end: steps on trial are not slept through."""
+MOST_STEPS = 512
+"""Of the training in which a trial has to end: nothing is compiled before, and no step slept through."""
+
+STEPS_AFTER = 3
+"""Steps after a trial until a forecast knows what a step takes with the kernel."""
 
 CONFIDENCE = 0.98
-"""Of the interval at each look; 8 pairs are the fewest for which the sign test can tell at that."""
+"""Of the interval at each look; the sign test can tell at that from 7 pairs on."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,39 +60,61 @@ class FusedWatch:
         self._min_speedup = min_speedup
         self._on_trial: list[_OnTrial] = []
         self._undecided: list[_OnTrial] = []
+        self._refused: list[str] = []
         self._has_begun = False
+        self._until_told = 0
         self._steps = 0
         self._updates = 0
 
     @property
     def is_busy(self) -> bool:
         """Whether steps have to be looked at, since one is on trial or will be."""
-        return bool(self._optimizers) and (bool(self._undecided) or not self._has_begun)
+        return bool(self._optimizers) and (self.is_deciding or not self._has_begun)
 
-    def begin_step(self, steps: int) -> None:
-        """A step begins, after so many others."""
-        if self._optimizers and not self._has_begun and steps >= max(1, self._after):
-            self._has_begun = True
-            for index, optimizer in enumerate(self._optimizers):
-                if why_not_fused(optimizer) is None:
-                    pairs = PairedUnits()
-                    step = FusedStep(optimizer, pairs.add_unit)
-                    trial = _OnTrial(name=f"optimizer {index}", step=step, pairs=pairs)
-                    trial.step.put()
-                    self._on_trial.append(trial)
-            self._undecided = list(self._on_trial)
+    @property
+    def is_deciding(self) -> bool:
+        """Whether one is on trial: nothing else is to be changed or compared meanwhile."""
+        return bool(self._undecided) or self._until_told > 0
+
+    def begin_step(self, steps: int, is_quiet: Callable[[], bool]) -> None:
+        """A step begins, after so many others.
+
+        Args:
+            steps: that have ended.
+            is_quiet: whether nothing else is compared now, and nothing else uses the processor.
+        """
+        due = self._optimizers and not self._has_begun and steps >= max(1, self._after)
+        if due and is_quiet():
+            self._begin()
         self._updates = sum(each.step.updates for each in self._undecided)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        for index, optimizer in enumerate(self._optimizers):
+            name, reason = f"optimizer {index}", why_not_fused(optimizer)
+            if reason is not None:
+                kind = type(optimizer).__name__
+                self._refused += [f"{name} ({kind}): {reason}"] if kind in HAVE_FUSED else []
+                continue
+            pairs = PairedUnits()
+            trial = _OnTrial(name=name, step=FusedStep(optimizer, pairs.add_unit), pairs=pairs)
+            trial.step.put()
+            self._on_trial.append(trial)
+        self._undecided = list(self._on_trial)
 
     def end_step(self) -> tuple[bool, list[FusedOptimizer]]:
         """A step has ended: whether it took another time than usual, and what was decided after it."""
         disturbed = sum(each.step.updates for each in self._undecided) != self._updates
         self._steps += bool(self._undecided)
+        self._until_told = max(0, self._until_told - 1)
         for each in self._undecided:
             self._look_at(each)
             if self._steps >= MOST_STEPS and not each.is_over:
                 each.step.leave(f"{each.step.updates} updates in {self._steps} steps are too few to tell")
         decided = [each for each in self._undecided if each.is_over]
         self._undecided = [each for each in self._undecided if not each.is_over]
+        if any(each.step.stage is Stage.KEPT for each in decided):
+            self._until_told = STEPS_AFTER
         return disturbed, list(map(_told, decided))
 
     def _look_at(self, trial: _OnTrial) -> None:
@@ -101,7 +126,7 @@ class FusedWatch:
         if ratio is not None and ratio.verdict == "faster" and ratio.value >= self._min_speedup:
             step.keep()
         elif trial.looks == len(LOOKS) or (ratio is not None and ratio.verdict == "slower"):
-            step.leave("it is not faster")
+            step.leave(_not_faster(ratio, self._min_speedup))
 
     def finish(self) -> None:
         """Give all optimizers back the step that they had."""
@@ -110,9 +135,10 @@ class FusedWatch:
 
     @property
     def saved_s(self) -> float | None:
-        """Seconds that kernels in use have saved, less what comparing them took; ``None`` without any."""
-        kept = [each for each in self._on_trial if each.step.stage is Stage.KEPT]
-        return sum(each.pairs.saves_s * each.step.runs - each.step.check_s for each in kept) if kept else None
+        """Seconds that kernels have saved, less what all trials took; ``None`` where none is in use."""
+        if all(each.step.stage is not Stage.KEPT for each in self._on_trial):
+            return None
+        return sum(each.pairs.saves_s * each.step.runs - each.step.check_s for each in self._on_trial)
 
     def report(self) -> tuple[FusedOptimizer, ...]:
         """What was found."""
@@ -124,6 +150,14 @@ class FusedWatch:
             kind = type(each.step.optimizer).__name__
             if each.step.stage is Stage.LEFT:
                 yield f"{each.name} ({kind}) has no use for torch's fused kernel: {each.step.reason}"
+        yield from (f"torch's fused kernel was not tried for {each}" for each in self._refused)
+
+
+def _not_faster(ratio: Ratio | None, min_speedup: float) -> str:
+    if ratio is None:
+        return "too few updates could be compared"
+    small = ratio.value < min_speedup
+    return f"{ratio.verdict}: {ratio}, " + (f"below {min_speedup=:g}" if small else f"after {ratio.n} pairs")
 
 
 def _told(trial: _OnTrial) -> FusedOptimizer:

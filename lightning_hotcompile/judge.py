@@ -9,6 +9,7 @@ from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.plan.forecast import Decision
+from lightning_hotcompile.side_gains import SideGains
 from lightning_hotcompile.stages import TRAIN
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
@@ -41,6 +42,7 @@ class Judge:
         weighing: says whether the plan pays.
         stage: ``train`` or another stage of the Trainer.
         memory: knows what earlier runs have learned.
+        side: knows whether something else is on trial now.
         given: the decision to compile, where it was taken already.
     """
 
@@ -53,6 +55,7 @@ class Judge:
         weighing: Weighing,
         stage: str,
         memory: Memory,
+        side: SideGains,
         given: Decision | None = None,
     ) -> None:
         self._trainer = trainer
@@ -63,6 +66,7 @@ class Judge:
         self._stage = stage
         self._memory = memory
         self._given = given
+        self._side = side
         self.decision: Decision | None = given
 
     def facts(self, track: Track) -> Facts:
@@ -81,6 +85,7 @@ class Judge:
         return Facts(
             hot=hot,
             decision=decision,
+            tries_besides=self._side.is_deciding,
             prewarm=prewarm,
             needs_capture=captures,
             installed=self._flip.in_place,
@@ -88,7 +93,7 @@ class Judge:
             failure=self._failure(track) if track.phase.uses_compiled_code else None,
             retry=track.failure is not None,
             ratio=pairs.ratio(SETTLING_CONFIDENCE) if look and pairs is not None else None,
-            settling_is_over=track.looks + 1 >= len(SETTLING_LOOKS) if look else track.settling_is_over,
+            settling_is_over=track.settling_is_over or (look and track.looks + 1 >= len(SETTLING_LOOKS)),
             part=self._part(track),
             min_speedup=self._config.min_speedup,
             max_flips=self._config.max_flips,
@@ -124,9 +129,13 @@ class Judge:
         return chosen and alone and measured and track.state.flips < config.max_flips
 
     def _is_time_to_look(self, track: Track) -> bool:
-        """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance."""
+        """Few looks, at fixed numbers of pairs: who looks at each step finds a difference by chance.
+
+        The last one, where many units are no measure, at whatever pairs there are.
+        """
         left, pairs = SETTLING_LOOKS[track.looks :], track.interleaved
-        return pairs is not None and bool(left) and pairs.n >= left[0]
+        enough = pairs is not None and bool(left) and pairs.n >= left[0]
+        return enough or track.settling_is_over
 
     def _part(self, track: Track) -> str | None:
         """The part of the plan to try with and without: the optimizer.
@@ -159,6 +168,6 @@ class Judge:
         if self._watch.differentiates_twice:
             return Decision(go=False, reason="create_graph=True: compiled code has no second derivative")
         decision = (self._given if track.state.flips else None) or self._weighing.forecast(track)
-        if self.decision is None or self.decision.wait:
+        if self.decision is None or self.decision.wait or self._side.is_deciding:
             self.decision = decision
         return decision

@@ -32,6 +32,11 @@ class Phase(str, enum.Enum):
         """Whether steps in this phase may run compiled code."""
         return self in (Phase.FLIPPING, Phase.SETTLING, Phase.REFINING, Phase.STEADY)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether something is compiled or compared in this phase."""
+        return self in (Phase.PREWARMING, Phase.FLIPPING, Phase.SETTLING, Phase.REFINING)
+
 
 class Action(enum.Enum):
     """What the callback has to do at a transition."""
@@ -48,6 +53,8 @@ class Action(enum.Enum):
 class Facts:
     """What is known at the start of a step.
 
+    ``tries_besides`` is true while something else is on trial: what pays is compiled after that.
+
     ``prewarm`` is ``off``, ``wanted``, ``running`` or ``over``: whether a child process fills the compiler's
     cache first.
 
@@ -60,6 +67,7 @@ class Facts:
 
     hot: bool = False
     decision: Decision | None = None
+    tries_besides: bool = False
     prewarm: str = "off"
     needs_capture: bool = False
     installed: bool = False
@@ -112,6 +120,8 @@ def _observing(state: State, facts: Facts) -> Transition:
         return Transition(state)
     if not facts.decision.go:
         return Transition(_to(state, Phase.DECLINED, facts.decision.reason))
+    if facts.tries_besides:
+        return Transition(state)
     if facts.prewarm == "wanted":
         prewarming = _to(state, Phase.PREWARMING, facts.decision.reason)
         return Transition(prewarming, Action.CAPTURE if facts.needs_capture else Action.PREWARM)
@@ -198,7 +208,7 @@ def _declined(state: State, facts: Facts) -> Transition:
 def _reverted(state: State, facts: Facts) -> Transition:
     if not (facts.hot and state.may_retry and state.flips < facts.max_flips):
         return Transition(state)
-    if facts.decision is None or not facts.decision.go:
+    if facts.decision is None or not facts.decision.go or facts.tries_besides:
         return Transition(state)
     return _begin_flip(
         state, facts, f"attempt {state.flips + 1} of {facts.max_flips}: {facts.decision.reason}"

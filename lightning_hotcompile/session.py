@@ -48,6 +48,7 @@ class Session:
         emit: receives each event.
         memory: what earlier runs have learned.
         stage: ``train``, ``validate``, ``test`` or ``predict``.
+        first: where each signature begins; it is declined there if nothing is to be compiled.
         now: a clock in seconds.
     """
 
@@ -61,27 +62,28 @@ class Session:
         memory: Memory,
         *,
         stage: str = TRAIN,
+        first: State | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         ranks = Ranks(config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
-        child_limit_s = config.compile_timeout
+        limit_s = config.compile_timeout
         config = replace(config, compile_timeout=ranks.within_timeout(config.compile_timeout))
         self._trainer = trainer
         self._stage = stage
         self._now = now
         self.ledger = Ledger()
         self.story = Story(emit, lambda: self.steps)
-        self.watch = StepWatch(trainer, module, config, stage, self.story)
+        self.watch = StepWatch(trainer, module, config, stage, self.story, first)
         self._booked = 0
         self._together = Together(ranks, plan.digest)
+        self.side = SideGains(trainer, module, config, stage, self.story)
+        self.ledger.saved_besides_s = lambda: self.side.fused.saved_s
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
             chosen = config if plan.mode is None else replace(config, mode=plan.mode)
-            flip = Flip(
-                trainer, module, chosen, plan, self.ledger, self.story, now, child_limit_s=child_limit_s
-            )
+            flip = Flip(trainer, module, chosen, plan, self.ledger, self.story, now, child_limit_s=limit_s)
             weighing = Weighing(trainer, chosen, plan, flip, self.watch, self.ledger, stage, memory)
-            judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, decision)
+            judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, self.side, decision)
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
             return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)
 
@@ -89,8 +91,6 @@ class Session:
         spare = config.compile_optimizer == "auto" and config.max_flips > 1 and config.min_speedup > 0
         self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
-        self.side = SideGains(trainer, module, config, stage, self.story)
-        self.ledger.saved_besides_s = lambda: self.side.fused.saved_s
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
         self.nap: Nap | None = None
@@ -110,6 +110,7 @@ class Session:
         track = self.watch.track_of(batch, batch_idx, dataloader_idx)
         self.flip.batch.begin(batch, track.signature.batch)
         self.flip.end_capture()  # of the step before, whatever step this is
+        self.side.consider_step(self.steps, self.watch.tracks)
         if not self._is_at_rest(track):
             flip = self.flip
             self.rounds.move(track, self.steps)
@@ -135,7 +136,7 @@ class Session:
         else:
             self._stay_awake()
         self._lane = lane
-        self.side.begin_step(self.steps)
+        self.side.begin_step()
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
         self._clock.start(record)
 
@@ -207,10 +208,12 @@ class Session:
 
     def finish(self) -> None:
         """Change everything back and close the books."""
-        self.abandon_step()
-        self.book_finished_steps()
-        self.rounds.close()
-        self.side.finish()
+        try:
+            self.abandon_step()
+            self.book_finished_steps()
+            self.rounds.close()
+        finally:
+            self.side.finish()
 
     def give_up(self, reason: str) -> None:
         """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""
@@ -274,5 +277,4 @@ class Session:
     @property
     def main_state(self) -> State:
         """Where that signature stands."""
-        track = self.main_track
-        return track.state if track is not None else State()
+        return self.watch.tracks.main_state

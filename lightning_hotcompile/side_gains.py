@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lightning.pytorch import LightningModule, Trainer
 
@@ -13,6 +13,7 @@ from lightning_hotcompile.preflight import uses_fused_optimizers
 from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.stages import TRAIN
+from lightning_hotcompile.tracks import Track
 
 
 class SideGains:
@@ -39,7 +40,8 @@ class SideGains:
         self.fused = FusedWatch(
             trainer.optimizers,
             wanted=train and uses_fused_optimizers(trainer, config),
-            after=config.threshold,
+            # Who asks for compiled code whatever it costs has it first.
+            after=config.threshold + (not config.cost_gate),
             min_speedup=config.min_speedup,
         )
         self._story = story
@@ -49,9 +51,17 @@ class SideGains:
         """Whether steps have to be looked at one by one."""
         return self.fused.is_busy
 
-    def begin_step(self, steps: int) -> None:
-        """A step begins, after so many others."""
-        self.fused.begin_step(steps)
+    @property
+    def is_deciding(self) -> bool:
+        """Whether something is on trial: nothing is compiled meanwhile."""
+        return self.fused.is_deciding
+
+    def consider_step(self, steps: int, tracks: Iterable[Track]) -> None:
+        """A step is about to be decided on, after so many others; a trial begins if no track is at work."""
+        self.fused.begin_step(steps, lambda: not any(track.phase.is_at_work for track in tracks))
+
+    def begin_step(self) -> None:
+        """A step begins."""
         self.heap.begin_step()
 
     def end_step(self, record: StepRecord) -> bool:

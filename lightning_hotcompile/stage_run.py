@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import warn
-from lightning_hotcompile.machine import State
+from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.receipt.event_kinds import Event, Planned
+from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, lightning_step
 from lightning_hotcompile.receipt.report import Report, headline
@@ -42,6 +42,8 @@ class StageRun:
         events: where events go.
         metrics: where numbers go.
         store: what earlier runs have learned.
+        declined: why nothing is compiled, where that is settled before the first step; what makes steps
+            faster without a compiler is done all the same.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class StageRun:
         events: EventLog,
         metrics: LoggerMetrics,
         store: StoreInUse,
+        declined: str | None = None,
     ) -> None:
         self.stage = stage
         self._trainer = trainer
@@ -68,7 +71,12 @@ class StageRun:
         self._notes: list[str] = []
         self._handed_over: Report | None = None
         self._memory = Memory(store, plan, config, stage)
-        self.session = Session(trainer, module, config, plan, self._emit, self._memory, stage=stage)
+        first = State() if declined is None else State(phase=Phase.DECLINED, reason=declined)
+        self.session = Session(
+            trainer, module, config, plan, self._emit, self._memory, stage=stage, first=first
+        )
+        if declined is not None:
+            self._emit(Declined(step=0, reason=declined))
 
     @property
     def state(self) -> State:

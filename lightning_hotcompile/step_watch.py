@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.islands import fp8_state
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.step_record import StepRecord, leave_out_mixed_unit
@@ -30,6 +31,7 @@ class StepWatch:
         config: the callback's options.
         stage: ``train`` or another stage of the Trainer.
         story: told when a signature becomes hot.
+        first: where each signature begins.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class StepWatch:
         config: HotCompileConfig,
         stage: str,
         story: Story,
+        first: State | None = None,
     ) -> None:
         self._trainer = trainer
         self._stage = stage
@@ -48,7 +51,7 @@ class StepWatch:
         self._unit: list[tuple[Track, StepRecord]] = []
         self._recorder: OpRecorder | None = None
         self._last: Track | None = None
-        self.tracks = TrackBook()
+        self.tracks = TrackBook(first=first)
         self.op_graph: OpGraph | None = None
         self.op_statistics: OpStatistics | None = None
         self._automatic = module.automatic_optimization
@@ -87,7 +90,7 @@ class StepWatch:
 
     def is_one_to_record(self, track: Track, record: StepRecord) -> bool:
         """Whether this is the step whose operations are to be known, should anything be compiled."""
-        if self.op_graph is not None or record.compiled:
+        if self.op_graph is not None or record.compiled or self.tracks.first.phase is not Phase.OBSERVING:
             return False
         return track.steps + 1 == self._recorded_step
 

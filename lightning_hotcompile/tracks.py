@@ -159,10 +159,15 @@ class TrackBook:
     """The tracks of one fit, by signature; bounded, the one seen longest ago goes first.
 
     A track that ever used compiled code is kept.
+
+    Args:
+        limit: how many are kept.
+        first: where each begins.
     """
 
-    def __init__(self, limit: int = 64) -> None:
+    def __init__(self, limit: int = 64, first: State | None = None) -> None:
         self._limit = limit
+        self.first = first or State()
         self._tracks: OrderedDict[StepSignature, Track] = OrderedDict()
 
     def __iter__(self) -> Iterator[Track]:
@@ -173,7 +178,7 @@ class TrackBook:
         track = self._tracks.get(signature)
         if track is None:
             self._make_room()  # before it is added: the newest one must stay
-            track = self._tracks[signature] = Track(signature=signature)
+            track = self._tracks[signature] = Track(signature=signature, state=self.first)
         else:
             self._tracks.move_to_end(signature)
         return track
@@ -188,6 +193,12 @@ class TrackBook:
     def main(self) -> Track | None:
         """The track that a receipt is about: most compiled steps, then most steps."""
         return max(self, key=lambda t: (t.state.flips > 0, t.compiled_steps, t.steps), default=None)
+
+    @property
+    def main_state(self) -> State:
+        """Where that one stands."""
+        track = self.main()
+        return self.first if track is None else track.state
 
     def flipped(self) -> int:
         """How many signatures were ever compiled."""

@@ -13,10 +13,14 @@ import torch
 from torch import nn
 
 from lightning_hotcompile import HotCompile
-from lightning_hotcompile.fused_watch import LOOKS, FusedWatch
+from lightning_hotcompile.fused_watch import LOOKS, STEPS_AFTER, FusedWatch
+from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.optimizers import why_not_fused
+from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.swap.fused_step import FusedStep, Stage
+from lightning_hotcompile.watch.clock import StepTime
 from tests.hot import assert_same
 from tests.models import Net, fit, loader, make_trainer, seeded
 
@@ -62,6 +66,11 @@ def train(callback: HotCompile, model: pl.LightningModule | None = None, **optio
 
 def decided(report: Report) -> list[dict[str, Any]]:
     return [dict(e) for e in report.events if e["kind"] == "fused_tried"]
+
+
+def entered(report: Report) -> dict[str, int]:
+    """At which step each phase began."""
+    return {e["phase"]: e["step"] for e in report.events if e["kind"] == "phase_changed"}
 
 
 @pytest.mark.usefixtures("three_times_faster")
@@ -188,9 +197,10 @@ def test_one_that_is_no_faster_is_left(no_faster: None) -> None:
     trainer = fit(model, [callback], max_epochs=8)
     assert_same(model, plain, 1e-5)
     (found,) = callback.report.fused
-    assert (found.kept, found.reason, found.runs) == (False, "it is not faster", LOOKS[-1])
+    reason = "faster: 1.01x [1.01, 1.01], below min_speedup=1.02"
+    assert (found.kept, found.reason, found.runs) == (False, reason, LOOKS[-1])
     assert [e["kept"] for e in decided(callback.report)] == [False]
-    assert any("has no use for torch's fused kernel: it is not faster" in n for n in callback.report.notes)
+    assert any(f"has no use for torch's fused kernel: {reason}" in n for n in callback.report.notes)
     assert "fused AdamW saves" not in callback.report.to_text()
     assert why_not_fused(trainer.optimizers[0]) is None
 
@@ -213,6 +223,8 @@ def test_who_asked_for_something_gets_it() -> None:
     callback = quiet()
     train(callback, seeded(Asks))
     assert callback.report.fused == ()
+    note = "torch's fused kernel was not tried for optimizer 0 (AdamW): foreach=True was asked for"
+    assert note in callback.report.notes
 
 
 def test_a_nap_waits_for_the_decision(three_times_faster: None) -> None:
@@ -237,6 +249,7 @@ def test_compiled_steps_go_on_with_it(three_times_faster: None) -> None:
     assert report.phase == "steady"
     assert report.fused[0].kept
     assert report.speedup is not None
+    assert report.speedup.n == 10
 
 
 def test_an_optimizer_that_is_seldom_used_does_not_keep_steps_awake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +275,7 @@ def test_when_it_is_decided(
     watch = FusedWatch([optimizer], wanted=True, after=2, min_speedup=1.02)
     decided_after = []
     for step in range(100):
-        watch.begin_step(step)
+        watch.begin_step(step, lambda: True)
         weight.grad = torch.ones(3)
         optimizer.step()
         decided_after += [step for _ in watch.end_step()[1]]
@@ -280,3 +293,142 @@ def test_nothing_is_said_to_be_saved_before_it_is_kept(three_times_faster: None)
     assert (report.fused[0].kept, report.fused[0].speedup, report.saved_s) == (False, None, None)
     assert "torch's fused AdamW on trial" in report.to_text()
     assert report.to_json()
+
+
+class TestNothingElseMeanwhile:
+    """An update on trial and a step on trial would disturb each other."""
+
+    def test_a_plan_waits_for_the_trial(
+        self, three_times_faster: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pays = Decision(go=True, reason="it pays")
+        monkeypatch.setattr("lightning_hotcompile.weighing.Weighing.forecast", lambda *_: pays)
+        callback = quiet(threshold=3, backend="aot_eager", prewarm=False)
+        fit(seeded(Net), [callback], max_epochs=12)
+        (event,) = decided(callback.report)
+        assert event["step"] == 3 + 1 + 2 * LOOKS[0]
+        assert entered(callback.report)["flipping"] == event["step"] + STEPS_AFTER
+
+    @pytest.mark.parametrize("threshold", [0, 3])
+    def test_a_trial_waits_for_the_plan(self, three_times_faster: None, threshold: int) -> None:
+        """Where the plan comes first: it was asked for, or an earlier run knows it."""
+        callback = quiet(
+            threshold=threshold, backend="aot_eager", cost_gate=False, min_speedup=0.0, prewarm=False
+        )
+        fit(seeded(Net), [callback], max_epochs=12)
+        report = callback.report
+        (event,) = decided(report)
+        assert entered(report)["flipping"] == threshold
+        assert event["step"] == entered(report)["steady"] + 1 + 1 + 2 * LOOKS[0]  # from the next step on
+        assert report.fused[0].kept
+
+    def test_a_run_too_short_for_a_compile_is_told_so_at_once(self, three_times_faster: None) -> None:
+        callback = quiet(threshold=5)
+        fit(seeded(Net), [callback], max_steps=12, max_epochs=-1)
+        assert callback.report.phase == "declined"
+
+    def test_the_forecast_is_made_with_the_step_as_it_is_then(self, three_times_faster: None) -> None:
+        """Not with that of before the trial, nor with a step of a run that has not measured any."""
+        callback = quiet(threshold=3)
+        trainer = make_trainer([callback], max_steps=60, max_epochs=-1)
+        trainer.fit(seeded(Net), loader())
+        assert "no step was measured yet" not in callback.report.reason
+
+
+def test_optimizers_that_are_decided_one_after_the_other(three_times_faster: None) -> None:
+    """Between the two decisions no step is a measure; what was known before still counts."""
+    ledger = Ledger()
+    record = StepRecord(phase="observing", compiled=False)
+    ledger.add(StepTime(seconds=2.0, wait_seconds=0.0, tag=record), record)
+    ledger.forget_eager_steps()
+    ledger.forget_eager_steps()
+    assert ledger.eager_step_s == 2.0
+
+
+def test_a_step_without_a_loss(three_times_faster: None) -> None:
+    """Lightning calls the optimizer all the same, which has no gradients then."""
+
+    class Skips(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if self.trainer.current_epoch == 2 else super().training_step(batch, batch_idx)
+
+    plain, model, callback = seeded(Skips), seeded(Skips), quiet(threshold=3)
+    fit(plain, max_epochs=6)
+    fit(model, [callback], max_epochs=6)
+    assert_same(model, plain, 1e-5)
+    assert callback.report.fused[0].kept
+
+
+def test_an_optimizer_that_somebody_wraps_is_told_of(three_times_faster: None) -> None:
+    class Wraps(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+            (optimizer,) = trainer.optimizers
+            if "step" not in vars(optimizer) or not hasattr(optimizer.step, "counted"):
+                inner = optimizer.step
+
+                def step(*args: Any, **kwargs: Any) -> Any:
+                    return inner(*args, **kwargs)
+
+                step.counted = True  # type: ignore[attr-defined]
+                optimizer.step = step  # type: ignore[method-assign]
+
+    callback = quiet()
+    fit(seeded(Net), [Wraps(), callback], max_epochs=6)
+    assert callback.report.fused == ()
+    assert any(
+        "was not tried for optimizer 0 (AdamW): its step was wrapped" in n for n in callback.report.notes
+    )
+
+
+def test_an_error_at_the_end_gives_the_step_back(
+    three_times_faster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> None:
+        raise RuntimeError("at the end")
+
+    monkeypatch.setattr("lightning_hotcompile.rounds.Rounds.close", fails)
+    callback = quiet(on_error="eager")
+    with pytest.warns(UserWarning, match="at the end"):
+        trainer = fit(seeded(Net), [callback], max_epochs=6)
+    assert why_not_fused(trainer.optimizers[0]) is None
+
+
+class TestWhatIsDeclinedFromTheStart:
+    """A kernel needs no compiler: it is tried where nothing is compiled as well."""
+
+    def test_a_plan_that_was_too_slow_before_the_run_was_resumed(
+        self, three_times_faster: None, tmp_path: Path
+    ) -> None:
+        slow: dict[str, Any] = {
+            "cost_gate": False,
+            "min_speedup": 1.9,
+            "backend": "aot_eager",
+            "prewarm": False,
+        }
+
+        class Saves(pl.Callback):
+            def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+                trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+        first, again = quiet(**slow), quiet(**slow, event_log=str(tmp_path / "events.jsonl"))
+        fit(seeded(Net), [first, Saves()], max_epochs=8)
+        assert first.report.phase == "reverted"
+        trainer = make_trainer([again], max_epochs=14)
+        trainer.fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        report = again.report
+        assert (report.phase, report.reason.startswith("before the run was resumed")) == ("declined", True)
+        assert (report.fused[0].kept, report.steps, report.regions) == (True, 72, ())
+        assert next(e["kind"] for e in report.events) == "declined"
+        assert (tmp_path / "events.jsonl").read_text(encoding="utf-8").count('"declined"') == 1
+
+    def test_a_model_in_which_nothing_can_be_compiled(self, three_times_faster: None) -> None:
+        plain, model = seeded(Net), seeded(Net)
+        callback = quiet(scope="regions", keep_eager=["*"])
+        fit(plain, max_epochs=6)
+        fit(model, [callback], max_epochs=6)
+        assert_same(model, plain, 1e-5)
+        report = callback.report
+        assert report.phase == "declined"
+        assert "nothing to compile in Net" in report.reason
+        assert report.fused[0].kept
+        assert "nothing to compile" in report.to_text()

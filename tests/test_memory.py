@@ -153,7 +153,9 @@ def test_after_a_compile_in_vain_counting_begins_anew(tmp_path: Path, a_long_com
 
     phases, sums = [], []
     for _ in range(4):
-        callback = HotCompile(threshold=5, backend=broken, scope="step", store=str(tmp_path / "s"))
+        callback = HotCompile(
+            threshold=5, backend=broken, scope="step", store=str(tmp_path / "s"), fused_optimizer=False
+        )
         fit(seeded(Net), [callback], max_epochs=20)
         known = the_profile(tmp_path / "s")
         assert known is not None

@@ -129,7 +129,9 @@ PRIVATE_TORCH = {
         "_global_optimizer_post_hooks",
     },
     # One call for many tensors, as torch.optim makes them.
-    "swap.fused_step": {"_foreach_norm", "_foreach_sub"},
+    "swap.fused_check": {"_foreach_norm", "_foreach_sub"},
+    # What each training imports in its first step: done before trainings that are compared are forked.
+    "bench.one_run": {"torch._dynamo"},
     "receipt.metrics": {"_batches_that_stepped"},
 }
 """Private attributes and imports of other packages, by module; ``None`` allows any."""

@@ -148,11 +148,30 @@ def _step_and_optimizers(trainer: Trainer) -> None:
     compile_optimizers(trainer)
 
 
+def _step_and_fused(trainer: Trainer) -> None:
+    compile_step(trainer.lightning_module)
+    fuse_optimizers(trainer)
+
+
+def fuse_optimizers(trainer: Trainer) -> None:
+    """Torch's fused kernels from now on, as ``fused=True`` asks for.
+
+    Raises:
+        NotImplementedError: an optimizer has none.
+    """
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    if any("fused" not in group for group in groups):
+        raise NotImplementedError("an optimizer has no fused kernel")
+    for group in groups:
+        group["fused"], group["foreach"] = True, False
+
+
 IN_PLACE: dict[str, Callable[[Trainer], None]] = {
     EAGER: lambda trainer: None,
     "model": lambda trainer: trainer.lightning_module.compile(),
     "blocks": lambda trainer: compile_blocks(trainer.lightning_module),
     "step": lambda trainer: compile_step(trainer.lightning_module),
     "step+optimizer": _step_and_optimizers,
+    "step+fused": _step_and_fused,
 }
 """The same ways, put in place while a model trains."""

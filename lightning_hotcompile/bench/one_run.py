@@ -14,10 +14,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo  # any optimizer imports it in its first step; processes are forked after that
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_hotcompile.bench.arms import ARMS
+from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
 from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.callback import HotCompile
@@ -83,21 +84,8 @@ def run(
     """Train once and tell what it took; ``marks`` holds the end and those of the marks that were reached."""
     model, callbacks = ARMS[arm](case, options or {})
     watch = Stopwatch({*marks, steps})
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=-1,
-        max_epochs=1,
-        limit_train_batches=steps,
-        callbacks=[*callbacks, watch],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    data = torch.utils.data.DataLoader(case.batches(), batch_size=None)
-    torch.manual_seed(2)
     start = time.perf_counter()
-    trainer.fit(model, data)
+    _train(case, model, steps, [*callbacks, watch])
     wall_s = time.perf_counter() - start
     hot = next((c for c in callbacks if isinstance(c, HotCompile)), None)
     second_half = watch.seconds[len(watch.seconds) // 2 :]
@@ -110,7 +98,32 @@ def run(
         "marks": watch.marks,
         "phase": hot.report.phase if hot else "",
         "reason": (hot.report.reason or hot.report.decision) if hot else "",
+        "eager_beside_s": None if arm in (EAGER, HOTCOMPILE) else _eager_step_s(case, steps),
     }
+
+
+def _eager_step_s(case: Case, steps: int) -> float:
+    """What a step takes in an eager training of a new model, as the machine is now."""
+    model, _ = ARMS[EAGER](case, {})
+    watch = Stopwatch({steps})
+    _train(case, model, steps, [watch])
+    return watch.marks[steps]["steady_s"]
+
+
+def _train(case: Case, model: LightningModule, steps: int, callbacks: list[Callback]) -> None:
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=-1,
+        max_epochs=1,
+        limit_train_batches=steps,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    torch.manual_seed(2)
+    trainer.fit(model, torch.utils.data.DataLoader(case.batches(), batch_size=None))
 
 
 def main() -> None:

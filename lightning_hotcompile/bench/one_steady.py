@@ -42,6 +42,7 @@ MOST_STEPS = 4000
 
 _PUT_ON_MODULES = ("training_step", "_compiled_call_impl")
 _PUT_ON_OPTIMIZERS = ("step",)
+_OF_GROUPS = ("lr", "fused", "foreach")
 
 
 class Muted(HotCompile):
@@ -70,7 +71,9 @@ class Way:
     """What a way to run has put on the model and on its optimizers."""
 
     attributes: tuple[tuple[Any, dict[str, Any]], ...]
-    rates: tuple[Any, ...]
+    settings: tuple[dict[str, Any], ...]
+    """Of the optimizers' groups."""
+
     donated_buffer: bool
 
     @classmethod
@@ -81,7 +84,9 @@ class Way:
                 (owner, {name: vars(owner)[name] for name in names if name in vars(owner)})
                 for owner, names in _owners(trainer)
             ),
-            rates=tuple(group["lr"] for group in _groups(trainer)),
+            settings=tuple(
+                {key: group[key] for key in _OF_GROUPS if key in group} for group in _groups(trainer)
+            ),
             donated_buffer=functorch_config.donated_buffer,
         )
 
@@ -90,8 +95,8 @@ class Way:
         take_out(trainer)
         for owner, attributes in self.attributes:
             vars(owner).update(attributes)
-        for group, rate in zip(_groups(trainer), self.rates, strict=True):
-            group["lr"] = rate
+        for group, settings in zip(_groups(trainer), self.settings, strict=True):
+            group.update(settings)
         functorch_config.donated_buffer = self.donated_buffer
 
 
@@ -102,6 +107,7 @@ def take_out(trainer: Trainer) -> None:
             vars(owner).pop(name, None)
     for group in _groups(trainer):
         group["lr"] = float(group["lr"])
+        group.update({key: None for key in ("fused", "foreach") if key in group})
     functorch_config.donated_buffer = True
 
 

@@ -19,7 +19,7 @@ MOST_NORM, MOST_MOVED = 0.01, 0.1
 rounding of compiled code are others than eager's; a run that does not learn is far outside."""
 
 AGAIN = "eager again"
-"""Eager once more at the end of a case: how much the machine has changed in the meantime."""
+"""Eager's longest training once more, after the callback's: machines change in the meantime."""
 
 Runs = Mapping[tuple[str, int, str], Run]
 """The trainings of one case by arm, steps and cache; eager's have the cache ``cold``."""
@@ -71,39 +71,41 @@ class Cell:
         return self.steady_ms / self.others_steady_ms[self.best_steady]
 
 
-def carried_on(run: Run, steps: int, *, at: int | None = None) -> float:
+def carried_on(run: Run, steps: int, pace: float = 1.0) -> float:
     """Seconds of ``Trainer.fit`` for ``steps``, from a run of another length.
 
     What was reached is measured: a mark at ``steps``, and what came before and after the steps. Beyond it
-    the steady step is added for each further one. Rare slow steps are left out, so the estimate is
-    rather too short than too long, and regret rather too large.
+    the steady step is added for each further one.
 
     Args:
         run: with a mark at ``steps``, or shorter than ``steps``.
         steps: the length that is asked for.
-        at: take the run for one that ended at this mark, to see how good the estimate would have been.
+        pace: how much longer steps take in a run of that length than steady ones did beside this run.
     """
     around = run.before_s + max(0.0, run.wall_s - run.before_s - run.end.elapsed_s)
-    if at is None and steps in run.marks:
+    if steps in run.marks:
         return around + run.marks[steps].elapsed_s
-    last = run.steps if at is None else at
-    mark = run.marks[last]
-    return around + mark.elapsed_s + (steps - last) * mark.steady_s
+    return around + run.end.elapsed_s + (steps - run.steps) * pace * run.end.steady_s
 
 
-def estimate_ratio(eager: Run, probe_steps: int) -> float | None:
-    """Eager's measured time over the estimate from its first steps; None if it was no longer than those."""
-    if probe_steps not in eager.marks or probe_steps >= eager.steps:
+def pace(run: Run, eager: Sequence[Run]) -> float:
+    """Mean step of eager trainings over its steady step beside a run; 1 where that was not measured.
+
+    A short run meets one moment of the machine. Its step is worth something against the eager one of the same
+    moment only; eager's long trainings say what that moment was worth, and how many steps are slow ones.
+    """
+    if not eager or run.eager_beside_s is None:
+        return 1.0
+    return math.fsum(r.end.elapsed_s / r.steps for r in eager) / len(eager) / run.eager_beside_s
+
+
+def drift(runs: Runs) -> float | None:
+    """Eager's step in the training at the end of a case over that of the same length before."""
+    again = longest(runs, AGAIN)
+    first = None if again is None else runs.get((EAGER, again.steps, CACHES[0]))
+    if again is None or first is None:
         return None
-    return eager.wall_s / carried_on(eager, eager.steps, at=probe_steps)
-
-
-def drift(runs: Runs, probe_steps: int) -> float | None:
-    """Eager's steady step at the end of a case over the one at its beginning."""
-    first, last = longest(runs, EAGER), longest(runs, AGAIN)
-    if first is None or last is None or probe_steps not in first.marks:
-        return None
-    return last.end.steady_s / first.marks[probe_steps].steady_s
+    return again.end.elapsed_s / first.end.elapsed_s
 
 
 def longest(runs: Runs, arm: str) -> Run | None:
@@ -112,14 +114,16 @@ def longest(runs: Runs, arm: str) -> Run | None:
     return max(found, key=lambda run: run.steps, default=None)
 
 
-def cells_of(case: str, runs: Runs, lengths: Sequence[int], probe_steps: int) -> list[Cell]:
+def cells_of(case: str, runs: Runs, lengths: Sequence[int]) -> list[Cell]:
     """The cells of one case for which there is a run of the callback and of at least one other arm."""
     found = []
     for steps in lengths:
         for cache in CACHES:
             hot, others = runs.get((HOTCOMPILE, steps, cache)), _others(runs, steps, cache)
             if hot is not None and others:
-                found.append(_cell(case, steps, cache, hot, others, _notes(runs, hot, others, probe_steps)))
+                eager = [r for (arm, n, _), r in runs.items() if arm in (EAGER, AGAIN) and n == steps]
+                notes = _notes(runs, hot, others)
+                found.append(_cell(case, steps, cache, hot, others, eager, notes))
     return found
 
 
@@ -136,16 +140,28 @@ def _others(runs: Runs, steps: int, cache: str) -> dict[str, Run]:
 
 
 def _cell(
-    case: str, steps: int, cache: str, hot: Run, others: Mapping[str, Run], notes: tuple[str, ...]
+    case: str,
+    steps: int,
+    cache: str,
+    hot: Run,
+    others: Mapping[str, Run],
+    eager: Sequence[Run],
+    notes: tuple[str, ...],
 ) -> Cell:
+    others_s = {arm: carried_on(run, steps, pace(run, eager)) for arm, run in others.items()}
+    if eager:  # before and after the callback's trainings
+        others_s[EAGER] = math.fsum(run.wall_s for run in eager) / len(eager)
     return Cell(
         case=case,
         steps=steps,
         cache=cache,
         hotcompile_s=hot.wall_s,
-        others_s={arm: carried_on(run, steps) for arm, run in others.items()},
+        others_s=others_s,
         steady_ms=1e3 * hot.end.steady_s,
-        others_steady_ms={arm: 1e3 * run.end.steady_s for arm, run in others.items()},
+        others_steady_ms={
+            arm: 1e3 * run.end.steady_s * (pace(run, eager) if arm != EAGER else 1.0)
+            for arm, run in others.items()
+        },
         slow_steps=hot.mean_s / hot.end.steady_s,
         worst_step_s=hot.worst_step_s,
         phase=hot.phase,
@@ -154,15 +170,15 @@ def _cell(
     )
 
 
-def _notes(runs: Runs, hot: Run, others: Mapping[str, Run], probe_steps: int) -> tuple[str, ...]:
+def _notes(runs: Runs, hot: Run, others: Mapping[str, Run]) -> tuple[str, ...]:
     eager, notes = longest(runs, EAGER), []
     if eager is not None:
         for arm, run in {**others, HOTCOMPILE: hot}.items():
             apart = trained_otherwise(run.end, eager.marks.get(run.steps))
             notes += [f"{arm} {apart}, so its time may be worth nothing"] if apart else []
-    changed = drift(runs, probe_steps)
+    changed = drift(runs)
     if changed is not None and abs(changed - 1) > MOST_DRIFT:
-        notes.append(f"the machine changed: eager's step took {changed:.2f} of its first time at the end")
+        notes.append(f"the machine changed: eager's training took {changed:.2f} of its first time at the end")
     return tuple(notes)
 
 

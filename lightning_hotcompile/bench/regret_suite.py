@@ -17,7 +17,7 @@ from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
-from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift, estimate_ratio, longest
+from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -51,12 +51,12 @@ class RegretSuite:
 
     arms: Sequence[str] = tuple(ARMS)
     probe_steps: int = 96
-    """Steps of an arm from which its longer trainings are estimated: six cycles of the batches."""
+    """Steps of a compiled arm from which its longer trainings are estimated: six cycles of the batches."""
 
     turns: int = 3
-    """Trainings of eager and of the callback, in turns, at each length up to ``turns_up_to``."""
+    """Trainings of eager and of the callback, in turns, at each length up to ``turns_up_to``; else one."""
 
-    turns_up_to: int = 500
+    turns_up_to: int = 50
     """Steps; the time of one short training is a matter of luck."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -96,28 +96,28 @@ class RegretSuite:
         return list({task.key: task for case in self.cases for task in self._tasks(case)}.values())
 
     def _tasks(self, case: str) -> Iterator[Task]:
-        """Eager first and last, between them the callback's trainings among those of the other arms."""
-        eager, lengths = EAGER in self.arms, self.lengths_of(case)
-        if eager:
-            yield Task(case=case, arm=EAGER, steps=max(lengths), caches=CACHES[:1])
+        """The other arms among the callback's short trainings; then its longest between two of eager."""
+        *short, longest = self.lengths_of(case)
         others = [
             [Task(case=case, arm=arm, steps=self.probe_steps, caches=CACHES)]
             for arm in self.arms
             if arm not in (EAGER, HOTCOMPILE)
         ]
-        ours = [self._callback(case, steps) for steps in lengths] if HOTCOMPILE in self.arms else []
-        for tasks in _interleaved(others, ours):
+        for tasks in _interleaved(others, [self._in_turns(case, steps) for steps in short]):
             yield from tasks
-        if eager:
-            yield Task(case=case, arm=AGAIN, steps=self.probe_steps, caches=CACHES[:1])
+        yield from self._in_turns(case, longest)
+        if EAGER in self.arms:
+            yield Task(case=case, arm=AGAIN, steps=longest, caches=CACHES[:1])
 
-    def _callback(self, case: str, steps: int) -> list[Task]:
-        """The callback at one length; at a short one in turns with eager."""
-        ours = Task(case=case, arm=HOTCOMPILE, steps=steps, caches=CACHES)
-        if steps > self.turns_up_to:
-            return [ours]
-        eager = [Task(case=case, arm=EAGER, steps=steps, caches=CACHES[:1])] if EAGER in self.arms else []
-        return [dataclasses.replace(task, turn=turn) for turn in range(self.turns) for task in (*eager, ours)]
+    def _in_turns(self, case: str, steps: int) -> list[Task]:
+        """Eager and the callback at one length, more than once if it is a short one."""
+        both = [
+            Task(case=case, arm=arm, steps=steps, caches=CACHES[:1] if arm == EAGER else CACHES)
+            for arm in (EAGER, HOTCOMPILE)
+            if arm in self.arms
+        ]
+        turns = self.turns if steps <= self.turns_up_to else 1
+        return [dataclasses.replace(task, turn=turn) for turn in range(turns) for task in both]
 
     def marks(self, case: str) -> list[int]:
         """Steps after which each training of a case is looked at."""
@@ -169,7 +169,7 @@ class RegretSuite:
         for case in results.cases:
             runs = results.runs(case)
             lengths = sorted({steps for arm, steps, _ in runs if arm == HOTCOMPILE})
-            found += [self._with_gaps(c) for c in cells_of(case, runs, lengths, self.probe_steps)]
+            found += [self._with_gaps(c) for c in cells_of(case, runs, lengths)]
         return found
 
     def _with_gaps(self, cell: Cell) -> Cell:
@@ -181,16 +181,8 @@ class RegretSuite:
     def write(self, results: Results, facts: Mapping[str, Any]) -> list[Cell]:
         """The files with numbers in the output folder, from what is known so far."""
         cells = self.cells(results)
-        checks = {
-            case: {
-                "measured_over_estimated": estimate_ratio(eager, self.probe_steps),
-                "drift": drift(runs, self.probe_steps),
-            }
-            for case in results.cases
-            for runs in [results.runs(case)]
-            if (eager := longest(runs, EAGER)) is not None
-        }
-        tables.write(results, cells, {**results.setting, **facts, "eager_checks": checks})
+        changes = {case: drift(results.runs(case)) for case in results.cases}
+        tables.write(results, cells, {**results.setting, **facts, "eager_again": changes})
         return cells
 
 
@@ -247,5 +239,6 @@ def expected_s(task: Task) -> float:
     steps_s = _STEP_S * task.steps
     if task.arm in (EAGER, AGAIN):
         return _START_S + steps_s
-    compiles = task.arm != HOTCOMPILE or task.steps >= 2000
-    return 2 * (_START_S + steps_s) + (_COMPILE_S + _WARM_S if compiles else 0.0)
+    if task.arm == HOTCOMPILE:
+        return 2 * (_START_S + steps_s)
+    return 2 * (_START_S + 2 * steps_s) + _COMPILE_S + _WARM_S

@@ -72,6 +72,8 @@ class Run:
 
     phase: str = ""
     reason: str = ""
+    eager_beside_s: float | None = None
+    """A step of an eager training right after this one, in the same process; not for each arm."""
 
     @property
     def end(self) -> Mark:

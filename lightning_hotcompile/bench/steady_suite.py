@@ -19,8 +19,9 @@ those of another way to run the same model take turns in blocks of 20 steps (our
 same process, weights, data and Trainer, the hooks of the callback on its own steps only. A number is their
 step / our step: the median over pairs of neighbouring blocks, the first steps of each left out, with the 95%
 interval of the sign test. Above 1 the callback's step is the faster one. By hand means `model.compile()`,
-`.compile()` on each repeated block, and `training_step` compiled with its logs replayed, without and with a
-compiled optimizer. The goals: at least 0.99 of the best of these, and at least 0.95 of eager."""
+`.compile()` on each repeated block, and `training_step` compiled with its logs replayed, with the optimizer
+eager, compiled, or by torch's fused kernel. The goals: at least 0.99 of the best of these, and at least 0.95
+of eager."""
 
 
 @dataclass(frozen=True, kw_only=True)

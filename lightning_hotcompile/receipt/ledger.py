@@ -85,7 +85,8 @@ class Ledger:
 
     def forget_eager_steps(self) -> None:
         """Eager steps take another time from now on; until one was timed, that of those before counts."""
-        self._eager_before, self._eager = self._eager, Window(_WINDOW)
+        if len(self._eager):
+            self._eager_before, self._eager = self._eager, Window(_WINDOW)
 
     def end_round(self) -> None:
         """Compiled steps until now count at the speed-up of the plan that they ran."""

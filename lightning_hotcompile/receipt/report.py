@@ -80,7 +80,7 @@ class FusedOptimizer:
 
     @property
     def saves_ms(self) -> float | None:
-        """Milliseconds by which each step is shorter."""
+        """Milliseconds by which each update is shorter."""
         return None if self.loop_ms is None or self.fused_ms is None else self.loop_ms - self.fused_ms
 
 

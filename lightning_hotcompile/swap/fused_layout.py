@@ -24,7 +24,21 @@ _STATE = {
 }
 """Names of the tensors in an optimizer's state that are as large as the parameter."""
 
-_STEP = "step"
+STEP = "step"
+
+DTYPES = (torch.float32, torch.float64)
+"""Of weights that these kernels are used for; complex ones they refuse, in the middle of an update."""
+
+
+def state_names(kind: type[Optimizer], group: dict[str, Any]) -> tuple[str, ...]:
+    """What torch keeps for each parameter of this group: tensors of its size, the number of steps last."""
+    names = _STATE[kind.__name__]
+    counts_steps = bool(names)
+    if group.get("amsgrad"):
+        names = (*names, "max_exp_avg_sq")
+    if group.get("momentum"):
+        names = (*names, "momentum_buffer")
+    return (*names, STEP) if counts_steps else names
 
 
 class FusedLayout:
@@ -36,24 +50,26 @@ class FusedLayout:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._names = _STATE[type(optimizer).__name__]
-        self._counts_steps = bool(self._names)
+        self._counts_steps = bool(_STATE[type(optimizer).__name__])
         self._guards: Any = None
         self._known = 0
 
     def changed_tensors(self) -> list[Tensor] | None:
-        """The tensors that an update changes, or ``None`` if it is not one for the fused kernel."""
+        """The tensors that an update changes, or ``None`` if it is not one for the fused kernel.
+
+        None of them where it is not one yet: without any gradient, or without the state that the loop makes.
+        """
         sets = self._sets()
-        if sets is None:
-            return None
+        if not sets:
+            return sets
         tensors = [tensor for each in sets for tensor in each]
-        if len(tensors) != self._known or not tensors or not self._guards.check(*tensors):
-            if not tensors or not all(map(self._is_one_layout, sets)):
+        if len(tensors) != self._known or not self._guards.check(*tensors):
+            if not all(map(self._is_one_layout, sets)):
                 return None
             self._guards, self._known = guards_of(tensors), len(tensors)
         return [tensor for each in sets for tensor in (each[0], *each[2:])]
 
-    def _sets(self) -> list[list[Tensor]] | None:
+    def _sets(self) -> list[Any] | None:
         """For each parameter with a gradient: it, its gradient, its state, and the number of steps last."""
         found, states = [], self._optimizer.state
         for group in self._optimizer.param_groups:
@@ -68,7 +84,7 @@ class FusedLayout:
                 if names:
                     state = states.get(parameter)
                     if not state:
-                        return None  # torch's loop makes what is missing
+                        return []  # the loop makes what is missing
                     each += [state.get(name) for name in names]
                 found.append(each)
         return found
@@ -79,12 +95,7 @@ class FusedLayout:
             return None
         if not isinstance(group["lr"], (int, float)):
             return None
-        names = self._names
-        if group.get("amsgrad"):
-            names = (*names, "max_exp_avg_sq")
-        if group.get("momentum"):
-            names = (*names, "momentum_buffer")
-        return (*names, _STEP) if self._counts_steps else names
+        return state_names(type(self._optimizer), group)
 
     def _is_one_layout(self, each: Sequence[Any]) -> bool:
         if not all(map(_is_plain, each)):
@@ -95,7 +106,11 @@ class FusedLayout:
             if steps.dim() or steps.dtype is not torch.float32:
                 return False
         layout = _layout(parameter)
-        return _is_dense(parameter) and all(_layout(other) == layout for other in others)
+        return (
+            parameter.dtype in DTYPES
+            and _is_dense(parameter)
+            and all(_layout(other) == layout for other in others)
+        )
 
 
 def _is_plain(tensor: Any) -> bool:

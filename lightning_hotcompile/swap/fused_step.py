@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import enum
-import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
+from lightning_hotcompile.swap.fused_check import FusedCheck
 from lightning_hotcompile.swap.fused_layout import FusedLayout
 from lightning_hotcompile.swap.graph import first_line
-from lightning_hotcompile.swap.optimizer_copy import fused_copy
 from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
 
-MOST_ELEMENTS = 5_000_000
-"""Elements of parameters that are copied for the comparison with the loop."""
-
-TOLERANCE = 1e-4
-"""How far an update may be from that of the loop, over its own norm."""
-
 _CHECKS = 3
-"""Updates that may be no measure (infinite or NaN) before it is given up."""
+"""Updates that may be no measure (infinite, NaN, or none at all) before it is given up."""
 
 _MISFITS = 16
-"""Updates in a row that are not for the kernel before it is given up: looking closely takes time."""
+"""Updates in a row that are not for the kernel before a trial is given up, and one that was kept rests."""
+
+_REST = 256
+"""Updates of such a rest."""
+
+Result = TypeVar("Result")
 
 
 class Stage(enum.Enum):
@@ -81,6 +80,7 @@ class FusedStep:
         self._layout = FusedLayout(optimizer)
         self._checks = 0
         self._misfits = 0
+        self._rests = 0
         self._turns = 0
         self._undo: Callable[[], None] | None = None
 
@@ -109,15 +109,19 @@ class FusedStep:
 
     def _update(self) -> None:
         self.updates += 1
-        start = self._now()
-        changed = self._layout.changed_tensors()
-        if changed is None:
+        if self._rests:
+            self._rests -= 1
             self._loop()
-            self._misfits += 1
+            return
+        start = self._now()
+        changed = self._tried(self._layout.changed_tensors)
+        if not changed:
+            self._loop()
             if self.stage is Stage.TIMING:
                 self._timed(False, self._now() - start, True)
-            if self._misfits == _MISFITS:
-                self.leave("its tensors or settings are not those that it is made for")
+            self._misfits += changed is None
+            if self._misfits >= _MISFITS:
+                self._give_way()
             return
         self._misfits = 0
         if self.stage is Stage.KEPT:
@@ -126,6 +130,14 @@ class FusedStep:
             self._check()
         else:
             self._take_turns(changed, start)
+
+    def _give_way(self) -> None:
+        """So many updates in a row were not for the kernel: looking closely at each is not worth its time."""
+        self._misfits = 0
+        if self.stage is Stage.KEPT:
+            self._rests = _REST
+        elif self.stage is not Stage.LEFT:
+            self.leave("its tensors or settings are not those that it is made for")
 
     def _take_turns(self, changed: Sequence[Tensor], start: float) -> None:
         """Loop, kernel, kernel, loop: neither is always the first of a pair."""
@@ -144,9 +156,9 @@ class FusedStep:
 
     def _fused(self, changed: Sequence[Tensor]) -> None:
         groups = self.optimizer.param_groups
-        for group in groups:
-            group["fused"] = True
         try:
+            for group in groups:
+                group["fused"] = True
             self._loop()
         finally:
             for group in groups:
@@ -156,51 +168,32 @@ class FusedStep:
 
     def _check(self) -> None:
         """The loop in the training, the kernel on copies."""
-        start = self._now()
-        try:
-            copy, originals = fused_copy(self.optimizer, MOST_ELEMENTS)
-            before = [tensor.detach().clone() for tensor in _tensors(copy, _parameters(copy))]
-            with torch.no_grad():
-                self._bare(copy)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the loop does the update
-            self.leave(f"it could not be compared: {first_line(error)}")
-            self._loop()
+        if not any(group["lr"] for group in self.optimizer.param_groups):
+            self._loop()  # of which no weight is moved
             return
+        start = self._now()
+        check = self._tried(lambda: FusedCheck(self.optimizer))
         self.check_s += self._now() - start
         self._loop()
+        if check is None:
+            return
         start = self._now()
-        with torch.no_grad():
-            agrees = _agree(before, _tensors(self.optimizer, originals), _tensors(copy, _parameters(copy)))
+        agrees = self._tried(check.agrees)
         self.check_s += self._now() - start
         self._checks += 1
+        if self.stage is Stage.LEFT:
+            return
         if agrees:
             self.stage = Stage.TIMING
         elif agrees is False:
             self.leave("its update differs from that of the loop")
         elif self._checks == _CHECKS:
-            self.leave("updates are not finite")
+            self.leave("its updates cannot be compared: they are not finite, or move no weight")
 
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _tensors(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """These parameters, and their state."""
-    states = [v for p in parameters for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
-    return [*(p.detach() for p in parameters), *states]
-
-
-def _agree(before: list[Tensor], loop: list[Tensor], fused: list[Tensor]) -> bool | None:
-    """Whether two updates are the same but for rounding; ``None`` where one is not finite."""
-    if [t.shape for t in loop] != [t.shape for t in fused]:
-        return False
-    apart = [float(n) for n in torch._foreach_norm(torch._foreach_sub(loop, fused))]
-    moved = [float(n) for n in torch._foreach_norm(torch._foreach_sub(loop, before))]
-    norms = [float(n) for n in torch._foreach_norm(loop)]
-    if not all(map(math.isfinite, (*moved, *norms))):
-        return None
-    rounding = [2 * torch.finfo(tensor.dtype).eps for tensor in loop]
-    return all(
-        a <= TOLERANCE * m + eps * n for a, m, n, eps in zip(apart, moved, norms, rounding, strict=True)
-    )
+    def _tried(self, action: Callable[[], Result]) -> Result | None:
+        """What this returns; after an error of it the loop runs for good."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the loop does the update
+            self.leave(f"it could not be compared: {first_line(error)}")
+            return None

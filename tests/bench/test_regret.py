@@ -23,9 +23,9 @@ from lightning_hotcompile.bench.regret import (
     carried_on,
     cells_of,
     drift,
-    estimate_ratio,
     geometric_mean,
     in_the_end,
+    pace,
     rows,
     summary,
     trained_otherwise,
@@ -135,14 +135,19 @@ def test_what_was_reached_is_measured_and_not_estimated() -> None:
     )
 
 
-def test_the_estimate_is_checked_against_a_measured_run() -> None:
-    eager = a_run(5000, 0.01, marks=(PROBE,))
-    assert estimate_ratio(eager, PROBE) == pytest.approx(1.0)
-    slow = dataclasses.replace(
-        eager, marks={**eager.marks, 5000: dataclasses.replace(eager.end, elapsed_s=60)}
-    )
-    assert estimate_ratio(dataclasses.replace(slow, wall_s=60.3), PROBE) == pytest.approx(60.3 / 50.3)
-    assert estimate_ratio(a_run(50, 0.01), PROBE) is None
+def test_a_short_run_in_a_slow_moment_counts_as_much_as_one_in_a_fast_moment() -> None:
+    eager = [a_run(5000, 0.010), a_run(5000, 0.014)]
+    estimates = [
+        carried_on(run, 5000, pace(run, eager)) - run.wall_s
+        for moment in (1.0, 1.7)
+        for run in [a_run(96, moment * 0.005, eager_beside_s=moment * 0.010)]
+    ]
+    assert estimates == pytest.approx(2 * [4904 * 0.5 * 0.012])
+
+
+def test_without_eager_beside_it_a_run_counts_as_it_is() -> None:
+    assert pace(a_run(96, 0.005), [a_run(5000, 0.010)]) == 1.0
+    assert pace(a_run(96, 0.005, eager_beside_s=0.01), []) == 1.0
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ def test_the_steady_step_is_compared_with_the_best_manual_one(tmp_path: Path) ->
 
 
 def test_a_run_of_the_callback_alone_is_no_cell() -> None:
-    assert cells_of("mlp", {("hotcompile", 50, "cold"): a_run(50, 0.01)}, [50], PROBE) == []
+    assert cells_of("mlp", {("hotcompile", 50, "cold"): a_run(50, 0.01)}, [50]) == []
 
 
 @pytest.mark.parametrize("order", [(5000, 200), (200, 5000)])
@@ -175,7 +180,7 @@ def test_eager_of_the_right_length_is_preferred(order: tuple[int, int]) -> None:
         **{("eager", steps, "cold"): a_run(steps, step_s[steps]) for steps in order},
         ("hotcompile", 200, "warm"): a_run(200, 0.01),
     }
-    (cell,) = cells_of("mlp", runs, [200], PROBE)
+    (cell,) = cells_of("mlp", runs, [200])
     assert cell.regret == pytest.approx(1.0)
 
 
@@ -213,52 +218,54 @@ def test_an_arm_that_did_not_learn_gets_a_note() -> None:
         ("step", 96, "cold"): idle,
         ("hotcompile", 200, "cold"): a_run(200, 0.01),
     }
-    (cell,) = cells_of("mlp", runs, [200], PROBE)
+    (cell,) = cells_of("mlp", runs, [200])
     assert [note for note in cell.notes if note.startswith("step moved its weights by 0")]
 
 
 def test_a_machine_that_changes_in_between_gets_a_note() -> None:
     runs = {
-        ("eager", 200, "cold"): a_run(200, 0.01, marks=(96,)),
-        (AGAIN, 96, "cold"): a_run(96, 0.02),
-        ("hotcompile", 200, "cold"): a_run(200, 0.01),
+        ("eager", 200, "cold"): a_run(200, 0.01),
+        (AGAIN, 200, "cold"): a_run(200, 0.02),
+        ("hotcompile", 200, "cold"): a_run(200, 0.015),
     }
-    assert drift(runs, PROBE) == pytest.approx(2.0)
-    (cell,) = cells_of("mlp", runs, [200], PROBE)
+    assert drift(runs) == pytest.approx(2.0)
+    (cell,) = cells_of("mlp", runs, [200])
     assert "the machine changed" in cell.notes[0]
+    assert cell.regret == pytest.approx(1.0)  # what changes steadily falls on both alike
 
 
 # --- the order of work ----------------------------------------------------------------------------
 
 
 def test_the_callback_runs_between_the_other_arms() -> None:
-    arms = [(task.arm, task.steps) for task in a_suite().tasks()]
+    arms = [(task.arm, task.steps) for task in a_suite(lengths=[50, 500, 5000]).tasks()]
     assert arms == [
-        ("eager", 5000),
         ("model", 96),
         ("eager", 50),
         ("hotcompile", 50),
         ("blocks", 96),
-        ("hotcompile", 5000),
+        ("eager", 500),
+        ("hotcompile", 500),
         ("step", 96),
         ("step+optimizer", 96),
-        (AGAIN, 96),
+        ("eager", 5000),
+        ("hotcompile", 5000),
+        (AGAIN, 5000),
     ]
 
 
-def test_short_trainings_are_done_in_turns_with_eager() -> None:
-    tasks = a_suite(turns=2, lengths=[50, 400, 500, 501], turns_up_to=500).tasks()
+def test_short_trainings_are_done_more_than_once() -> None:
+    tasks = a_suite(turns=2, lengths=[50, 400, 401], turns_up_to=400).tasks()
     assert len({task.key for task in tasks}) == len(tasks)
-    short = [(task.arm, task.steps, task.turn) for task in tasks if task.steps in (50, 500)]
-    assert short == [
-        (arm, steps, turn) for steps in (50, 500) for turn in (0, 1) for arm in ("eager", "hotcompile")
-    ]
-    assert [task.turn for task in tasks if task.steps == 501] == [0, 0]
+    found = [(task.arm, task.steps, task.turn) for task in tasks if task.arm in ("eager", "hotcompile")]
+    short = [(arm, steps, turn) for steps in (50, 400) for turn in (0, 1) for arm in ("eager", "hotcompile")]
+    assert found == [*short, ("eager", 401, 0), ("hotcompile", 401, 0)]
 
 
 def test_the_longest_length_may_be_a_short_one() -> None:
     tasks = a_suite(turns=2, lengths=[50]).tasks()
     assert [task.turn for task in tasks if (task.arm, task.steps) == ("eager", 50)] == [0, 1]
+    assert (tasks[-1].arm, tasks[-1].steps) == (AGAIN, 50)
 
 
 def test_the_training_with_the_median_time_counts(tmp_path: Path) -> None:
@@ -276,10 +283,11 @@ def test_cold_and_warm_share_a_folder_that_nobody_else_has(tmp_path: Path) -> No
         runner.calls[1:], runner.folders[1:], strict=True
     ):  # the first one is thrown away
         by_call.setdefault(call, []).append(folder)
-    for (_, arm, _), folders in by_call.items():
-        assert len(set(folders)) == 1
-        assert len(folders) == (1 if arm == "eager" else 2)
-    assert len({folder for folders in by_call.values() for folder in folders}) == len(by_call)
+    for (_, arm, steps), folders in by_call.items():
+        own = 2 if (arm, steps) == ("eager", 5000) else 1  # before and after the callback's
+        assert len(set(folders)) == own
+        assert len(folders) == (own if arm == "eager" else 2)
+    assert len({folder for folders in by_call.values() for folder in folders}) == len(by_call) + 1
     assert not any(folder.exists() for folder in runner.folders)
 
 
@@ -289,7 +297,7 @@ def test_a_compile_that_is_not_measured_comes_first(tmp_path: Path) -> None:
     assert runner.calls[0] == ("mlp", "step", 3)
     without = FakeRunner()
     measure(tmp_path / "other", without, arms=["eager", "hotcompile"])
-    assert without.calls[0] == ("mlp", "eager", 5000)
+    assert without.calls[0] == ("mlp", "eager", 50)
 
 
 def test_quick_and_case_choose() -> None:
@@ -350,10 +358,10 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     stopped = FakeRunner(stop_after=7)
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path, stopped)
-    assert len(written(tmp_path)["tasks"]) == 4  # type: ignore[arg-type]
+    assert len(written(tmp_path)["tasks"]) == 3  # type: ignore[arg-type]
     rest = FakeRunner()
     cells = measure(tmp_path, rest)
-    assert ("mlp", "eager", 5000) not in rest.calls
+    assert ("mlp", "model", 96) not in rest.calls
     assert ("mlp", "hotcompile", 50) not in rest.calls
     assert rest.calls.count(("mlp", "blocks", 96)) == 2
     assert len(cells) == 4
@@ -431,7 +439,7 @@ def test_the_page_has_reasons_notes_and_checks(tmp_path: Path) -> None:
     text = (tmp_path / "regret.md").read_text(encoding="utf-8")
     assert "2 of 4 cells above 1.05" in text
     assert "mlp, 5000 steps, warm: 1.842 (50.30 s; step+optimizer 27.30 s); declined: too short" in text
-    assert "measured 1.000 of what its first steps promised" in text
+    assert "## Eager's longest training after the callback's\n\n- mlp: 1.000 of the first" in text
     assert "mlp, 5000 steps, cold: 10.000 ms, 2.000 of step+optimizer's (above 1.01); declined" in text
     assert "- command: `test`" in text
 

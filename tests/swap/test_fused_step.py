@@ -6,7 +6,7 @@ import copy
 import io
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from lightning_hotcompile.plan.optimizers import why_not_fused
 from lightning_hotcompile.receipt.step_record import PairedUnits
-from lightning_hotcompile.swap import fused_step
+from lightning_hotcompile.swap.fused_check import FusedCheck
+from lightning_hotcompile.swap.fused_layout import FusedLayout
 from lightning_hotcompile.swap.fused_step import FusedStep, Stage
 
 Make = Callable[[Any], Optimizer]
@@ -404,23 +405,111 @@ class TestComparison:
         with torch.no_grad():
             next(model.parameters()).fill_(float("nan"))
         train(model, optimizer, 4)
-        assert (step.stage, step.reason, step.runs) == (Stage.LEFT, "updates are not finite", 0)
+        reason = "its updates cannot be compared: they are not finite, or move no weight"
+        assert (step.stage, step.reason, step.runs) == (Stage.LEFT, reason, 0)
 
-    def test_of_a_large_model_some_tensors_are_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fused_step, "MOST_ELEMENTS", 20)
-        sizes = []
-        original = fused_step.fused_copy
+    @pytest.mark.parametrize(("most", "sizes"), [(40, [4, 5, 5, 16, 10]), (12, [4, 5, 3]), (1000, None)])
+    def test_of_a_large_model_a_part_is_compared(self, most: int, sizes: list[int] | None) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        train(model, optimizer, 2)
+        check = FusedCheck(optimizer, most)
+        copied = [tensor.numel() for tensor in check._copies]
+        assert copied == (sizes or sorted(p.numel() for p in model.parameters()))
+        optimizer.step()
+        assert check.agrees() is True
 
-        def fused_copy(*args: Any, **kwargs: Any) -> tuple[Optimizer, list[Tensor]]:
-            copy, originals = original(*args, **kwargs)
-            sizes.append(sum(map(Tensor.numel, originals)))
-            return copy, originals
+    def test_each_group_has_its_share(self) -> None:
+        frozen, used, other = (nn.Parameter(torch.ones(n)) for n in (50, 30, 40))
+        optimizer = AdamW([{"params": [frozen, used]}, {"params": [other], "amsgrad": True}], lr=0.01)
+        for _ in range(2):
+            used.grad, other.grad = torch.ones(30), torch.ones(40)
+            optimizer.step()
+        check = FusedCheck(optimizer, 20)
+        assert [tensor.numel() for tensor in check._copies] == [10, 10]
+        optimizer.step()
+        assert check.agrees() is True
 
-        monkeypatch.setattr(fused_step, "fused_copy", fused_copy)
-        model, optimizer, step = adamw()
-        train(model, optimizer, 3)
+    @pytest.mark.parametrize("part", ["weight", "state"])
+    def test_a_difference_anywhere_is_found(self, part: str) -> None:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        train(model, optimizer, 2)
+        check = FusedCheck(optimizer)
+        optimizer.step()
+        last = list(model.parameters())[-1]
+        with torch.no_grad():
+            (last if part == "weight" else optimizer.state[last]["exp_avg_sq"])[0, 3] *= 1.001
+        assert check.agrees() is False
+
+    def test_an_update_that_moves_nothing_proves_nothing(self) -> None:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = AdamW([weight], lr=0.0)
+        step = on_trial(optimizer)
+        for _ in range(30):
+            weight.grad = torch.ones(4)
+            optimizer.step()
+        assert step.stage is Stage.CHECKING  # a schedule that begins at 0 is waited for
+        optimizer.param_groups[0]["lr"] = 0.1
+        weight.grad = torch.ones(4)
+        optimizer.step()
         assert step.stage is Stage.TIMING
-        assert sizes == [14]  # biases of 4 and 5, and 5 weights; no room for 16
+
+    def test_what_others_keep_in_the_state_is_none_of_its_business(self) -> None:
+        model, optimizer, step = adamw()
+        train(model, optimizer, 1)
+        for parameter in model.parameters():
+            optimizer.state[parameter]["mask"] = torch.ones(3, dtype=torch.bool)
+            optimizer.state[parameter]["age"] = torch.ones(2, dtype=torch.int64)
+        train(model, optimizer, 5)
+        assert (step.stage, step.runs) == (Stage.TIMING, 2)
+
+    @pytest.mark.parametrize("name", ["agrees", "__init__"])
+    def test_an_error_of_the_comparison_leaves_the_loop(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: Any) -> None:
+            raise MemoryError("no memory is left")
+
+        monkeypatch.setattr(FusedCheck, name, fails)
+        model, optimizer, step = adamw()
+        train(model, optimizer, 4)
+        reason = "it could not be compared: MemoryError: no memory is left"
+        assert (step.stage, step.reason, step.runs) == (Stage.LEFT, reason, 0)
+        assert optimizer.state[next(model.parameters())]["step"] == 4
+
+    def test_an_error_of_the_look_at_layouts_leaves_the_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(_: Any) -> None:
+            raise RuntimeError("a guard")
+
+        monkeypatch.setattr(FusedLayout, "changed_tensors", fails)
+        model, optimizer, step = adamw(Stage.KEPT)
+        train(model, optimizer, 4)
+        assert (step.stage, step.runs) == (Stage.LEFT, 0)
+        assert optimizer.state[next(model.parameters())]["step"] == 4
+
+    def test_gradients_are_left_as_they_are(self) -> None:
+        model, optimizer, step = adamw(Stage.KEPT)
+        train(model, optimizer, 2)
+        before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+        assert (step.runs, len(before)) == (2, 7)
+        for parameter, gradient in zip(model.parameters(), before, strict=True):
+            assert torch.equal(cast("Tensor", parameter.grad), gradient)
+
+    def test_a_kernel_that_fails_later_leaves_no_trace_in_the_groups(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, optimizer, _ = adamw(Stage.KEPT)
+        train(model, optimizer, 2)
+
+        def broken(*args: Any, **kwargs: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(torch, "_fused_adamw_", broken)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, optimizer, 1)
+        assert optimizer.param_groups[0]["fused"] is None
 
     def test_the_training_never_sees_the_copies(self) -> None:
         plain, ours = net(), net()
@@ -433,22 +522,78 @@ class TestComparison:
             assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("stage", [Stage.CHECKING, Stage.TIMING, Stage.KEPT])
-def test_what_never_fits_is_given_up(stage: Stage) -> None:
-    """Looking at layouts closely, update after update, would cost more than it can gain."""
+def never_fits(stage: Stage) -> tuple[nn.Module, Optimizer, FusedStep]:
     model = net()
     optimizer = AdamW(model.parameters(), lr=0.01)
     train(model, optimizer, 1)
     for state in optimizer.state.values():
         state["step"] = state["step"].double()  # as with a default dtype of 64 bits
-    step = on_trial(optimizer)
-    step.stage = stage
+    return model, optimizer, on_trial(optimizer, stage=stage)
+
+
+@pytest.mark.parametrize("stage", [Stage.CHECKING, Stage.TIMING])
+def test_what_never_fits_is_given_up(stage: Stage) -> None:
+    """Looking at layouts closely, update after update, would cost more than it can gain."""
+    model, optimizer, step = never_fits(stage)
     train(model, optimizer, 15)
     assert step.stage is stage
     train(model, optimizer, 5)
     assert (step.stage, step.runs) == (Stage.LEFT, 0)
     assert step.reason == "its tensors or settings are not those that it is made for"
     assert "step" not in vars(optimizer)
+
+
+def test_one_that_was_kept_is_looked_at_seldom_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, step = never_fits(Stage.KEPT)
+    looks = list[int]()
+    original = FusedLayout.changed_tensors
+    monkeypatch.setattr(FusedLayout, "changed_tensors", lambda self: (looks.append(1), original(self))[1])
+    train(model, optimizer, 16 + 256 + 16 + 100)
+    assert (step.stage, step.runs, len(looks)) == (Stage.KEPT, 0, 32)
+    for state in optimizer.state.values():
+        state["step"] = state["step"].float()
+    train(model, optimizer, 200)
+    assert step.runs == 44
+
+
+def test_updates_without_gradients_are_no_misfits() -> None:
+    model, optimizer, step = adamw(Stage.TIMING)
+    train(model, optimizer, 2)
+    optimizer.zero_grad()
+    for _ in range(40):
+        optimizer.step()
+    assert step.stage is Stage.TIMING
+    train(model, optimizer, 4)
+    assert step.runs == 2
+
+
+def test_parameters_that_come_one_by_one_are_no_misfits() -> None:
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(30)]
+    optimizer = AdamW(weights, lr=0.1)
+    step = on_trial(optimizer, stage=Stage.KEPT)
+    for weight in weights:
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    optimizer.step()
+    assert (step.stage, step.runs) == (Stage.KEPT, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float16])
+def test_weights_of_another_kind_that_come_later_are_for_the_loop(dtype: torch.dtype) -> None:
+    def run(is_ours: bool) -> tuple[list[Tensor], int]:
+        first, late = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, dtype=dtype))
+        optimizer = AdamW([first], lr=0.1)
+        step = on_trial(optimizer, stage=Stage.KEPT) if is_ours else None
+        optimizer.add_param_group({"params": [late]})
+        for _ in range(4):
+            first.grad, late.grad = torch.ones(4), torch.ones(4, dtype=dtype)
+            optimizer.step()
+        return [first.detach(), late.detach()], 0 if step is None else step.runs
+
+    (plain, _), (ours, runs) = run(False), run(True)
+    assert runs == 0
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_a_misfit_now_and_then_is_no_reason() -> None:

@@ -100,9 +100,10 @@ def judge_of(min_speedup: float) -> Judge:
     flip: Any = SimpleNamespace(in_place=True, failure=lambda: None, installation=installation)
     memory: Any = SimpleNamespace(of=lambda signature: None)
     weighing: Any = SimpleNamespace(known=lambda track: None)
+    side: Any = SimpleNamespace(is_deciding=False)
     unused: Any = None
     config = HotCompileConfig(min_speedup=min_speedup)
-    return Judge(unused, config, flip, unused, weighing, "train", memory)
+    return Judge(unused, config, flip, unused, weighing, "train", memory, side)
 
 
 def settle(judge: Judge, times: list[float], speedup: float) -> End:
