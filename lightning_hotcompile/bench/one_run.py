@@ -23,6 +23,10 @@ from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.callback import HotCompile
 
+WARM_UP = 2
+"""Eager steps before all: threads that are started and types that Lightning meets for the first time are to
+be found by no arm, or by each."""
+
 LEAST_CYCLES = 3
 """With fewer times of each batch than this there is no median for each."""
 
@@ -82,6 +86,7 @@ def run(
     case: Case, arm: str, steps: int, marks: Sequence[int] = (), options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Train once and tell what it took; ``marks`` holds the end and those of the marks that were reached."""
+    _train(case, case.model(), WARM_UP, [])
     model, callbacks = ARMS[arm](case, options or {})
     watch = Stopwatch({*marks, steps})
     start = time.perf_counter()
@@ -104,9 +109,8 @@ def run(
 
 def _eager_step_s(case: Case, steps: int) -> float:
     """What a step takes in an eager training of a new model, as the machine is now."""
-    model, _ = ARMS[EAGER](case, {})
     watch = Stopwatch({steps})
-    _train(case, model, steps, [watch])
+    _train(case, case.model(), steps, [watch])
     return watch.marks[steps]["steady_s"]
 
 

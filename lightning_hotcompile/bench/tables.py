@@ -28,8 +28,8 @@ HOW = f"""\
 Regret is the wall time of `Trainer.fit` with the callback over that of the fastest other way: eager,
 `model.compile()`, `.compile()` on each repeated block, and `training_step` compiled by hand with its logs
 replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
-has a process (forked from one that has imported PyTorch and Lightning, and done nothing else) and, when
-cold, empty folders of its own; warm is the second one with the same folders.
+has a process (forked from one that has imported PyTorch and Lightning, and with two eager steps behind it)
+and, when cold, empty folders of its own; warm is the second one with the same folders.
 
 The callback is measured at each length, and so is eager, in turns with it: at the short lengths the training
 with the median time counts, at the longest the mean of two, one before the callback's and one after.
