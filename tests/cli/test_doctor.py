@@ -202,11 +202,13 @@ class TestTorch:
         assert "not importable" in found["PyTorch"].found
         assert {found[name].status for name in ("CUDA", "compiler's cache")} == {"ok"}
 
-    def test_an_old_one_without_what_we_use_is_a_finding_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_old_one_without_what_we_use_is_a_finding_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(torch, "__version__", "2.4.1")
         monkeypatch.delattr(torch, "accelerator")
         monkeypatch.setitem(sys.modules, "torch._inductor.runtime.cache_dir_utils", None)
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "a/folder")
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "a" / "folder"))
         found = {c.name: c for c in all_checks(gathering.facts_of_this_machine())}
         assert found["PyTorch"].status == "problem"
         assert "2.4.1" in found["PyTorch"].found
