@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,18 @@ import torch._dynamo  # any optimizer imports it in its first step; processes ar
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
+from lightning_hotcompile.bench.arms import ARMS
 from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Case
 from lightning_hotcompile.bench.measuring_process import given
+from lightning_hotcompile.bench.pace import REFERENCE_S, Pace
 from lightning_hotcompile.callback import HotCompile
 
 WARM_UP = 2
 """Eager steps before all: threads that are started and types that Lightning meets for the first time are to
 be found by no arm, or by each."""
+
+SAMPLES_AT_ONCE = 3
+"""Of the machine's pace, before the first step and after the last one."""
 
 LEAST_CYCLES = 3
 """With fewer times of each batch than this there is no median for each."""
@@ -47,34 +51,73 @@ class Stopwatch(Callback):
     """The wall time between the ends of two batches; the first one from the start of training.
 
     Args:
-        marks: numbers of steps after which time and weights are written down; that is not timed.
+        marks: numbers of steps after which the weights are looked at; that is not timed.
+        is_alone: whether the training has the machine for itself; only then its pace is looked at.
     """
 
-    def __init__(self, marks: Collection[int]) -> None:
+    def __init__(self, marks: Collection[int], is_alone: Callable[[], bool] = lambda: True) -> None:
         self.seconds: list[float] = []
-        self.marks: dict[int, dict[str, float]] = {}
+        """Of each step, by the clock."""
+
         self._wanted = frozenset(marks)
+        self._is_alone = is_alone
+        self._pace = Pace()
         self._initial: list[Tensor] = []
+        self._weights: dict[int, dict[str, float]] = {}
+        self._looking_s = 0.0
         self.started = self._last = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self._initial = [p.detach().clone() for p in pl_module.parameters()]
+        start = time.perf_counter()
+        for _ in range(SAMPLES_AT_ONCE):
+            self._pace.sample(0, now=True)
         self.started = self._last = time.perf_counter()
+        self._looking_s = self._last - start
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """One batch is over."""
-        self.seconds.append(time.perf_counter() - self._last)
-        if len(self.seconds) in self._wanted:
-            self.marks[len(self.seconds)] = self._mark(list(pl_module.parameters()))
+        ended = time.perf_counter()
+        self.seconds.append(ended - self._last)
+        steps = len(self.seconds)
+        if steps in self._wanted:
+            weights: list[Tensor] = list(pl_module.parameters())
+            moved = [w - before for w, before in zip(weights, self._initial, strict=True)]
+            self._weights[steps] = {"weights": _norm(weights), "moved": _norm(moved)}
+        if self._is_alone():
+            self._pace.sample(steps)
         self._last = time.perf_counter()
+        self._looking_s += self._last - ended
 
-    def _mark(self, weights: list[Tensor]) -> dict[str, float]:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The last samples."""
+        start = time.perf_counter()
+        for _ in range(SAMPLES_AT_ONCE):
+            self._pace.sample(len(self.seconds), now=True)
+        self._looking_s += time.perf_counter() - start
+
+    def times(self, began: float, ended: float) -> dict[str, Any]:
+        """All times, in seconds of the reference machine but for the worst step and ``clock_s``.
+
+        Args:
+            began: when ``Trainer.fit`` was called, by the same clock.
+            ended: when it returned.
+        """
+        paces = self._pace.at(range(len(self.seconds) + 1))
+        steps = [s * REFERENCE_S / pace for s, pace in zip(self.seconds, paces[1:], strict=True)]
+        clock_s = ended - began - self._looking_s
+        around_s = max(0.0, clock_s - sum(self.seconds)) * REFERENCE_S / paces[0]
         return {
-            "elapsed_s": sum(self.seconds),
-            "steady_s": steady_s(self.seconds),
-            "weights": _norm(weights),
-            "moved": _norm([w - before for w, before in zip(weights, self._initial, strict=True)]),
+            "wall_s": around_s + sum(steps),
+            "clock_s": clock_s,
+            "worst_step_s": max(self.seconds),
+            "mean_s": statistics.fmean(steps[len(steps) // 2 :]),
+            "before_s": around_s,
+            "marks": {
+                n: {"elapsed_s": sum(steps[:n]), "steady_s": steady_s(steps[:n]), **found}
+                for n, found in self._weights.items()
+            },
         }
 
 
@@ -88,30 +131,16 @@ def run(
     """Train once and tell what it took; ``marks`` holds the end and those of the marks that were reached."""
     _train(case, case.model(), WARM_UP, [])
     model, callbacks = ARMS[arm](case, options or {})
-    watch = Stopwatch({*marks, steps})
-    start = time.perf_counter()
-    _train(case, model, steps, [*callbacks, watch])
-    wall_s = time.perf_counter() - start
     hot = next((c for c in callbacks if isinstance(c, HotCompile)), None)
-    second_half = watch.seconds[len(watch.seconds) // 2 :]
+    watch = Stopwatch({*marks, steps}, lambda: hot is None or hot.phase != "prewarming")
+    began = time.perf_counter()
+    _train(case, model, steps, [*callbacks, watch])
     return {
         "steps": steps,
-        "wall_s": wall_s,
-        "worst_step_s": max(watch.seconds),
-        "mean_s": statistics.fmean(second_half),
-        "before_s": watch.started - start,
-        "marks": watch.marks,
+        **watch.times(began, time.perf_counter()),
         "phase": hot.report.phase if hot else "",
         "reason": (hot.report.reason or hot.report.decision) if hot else "",
-        "eager_beside_s": None if arm in (EAGER, HOTCOMPILE) else _eager_step_s(case, steps),
     }
-
-
-def _eager_step_s(case: Case, steps: int) -> float:
-    """What a step takes in an eager training of a new model, as the machine is now."""
-    watch = Stopwatch({steps})
-    _train(case, case.model(), steps, [watch])
-    return watch.marks[steps]["steady_s"]
 
 
 def _train(case: Case, model: LightningModule, steps: int, callbacks: list[Callback]) -> None:

@@ -71,7 +71,7 @@ class Cell:
         return self.steady_ms / self.others_steady_ms[self.best_steady]
 
 
-def carried_on(run: Run, steps: int, pace: float = 1.0) -> float:
+def carried_on(run: Run, steps: int, slowness: float = 1.0) -> float:
     """Seconds of ``Trainer.fit`` for ``steps``, from a run of another length.
 
     What was reached is measured: a mark at ``steps``, and what came before and after the steps. Beyond it
@@ -80,23 +80,19 @@ def carried_on(run: Run, steps: int, pace: float = 1.0) -> float:
     Args:
         run: with a mark at ``steps``, or shorter than ``steps``.
         steps: the length that is asked for.
-        pace: how much longer steps take in a run of that length than steady ones did beside this run.
+        slowness: mean step over steady step in a run of that length.
     """
     around = run.before_s + max(0.0, run.wall_s - run.before_s - run.end.elapsed_s)
     if steps in run.marks:
         return around + run.marks[steps].elapsed_s
-    return around + run.end.elapsed_s + (steps - run.steps) * pace * run.end.steady_s
+    return around + run.end.elapsed_s + (steps - run.steps) * slowness * run.end.steady_s
 
 
-def pace(run: Run, eager: Sequence[Run]) -> float:
-    """Mean step of eager trainings over its steady step beside a run; 1 where that was not measured.
-
-    A short run meets one moment of the machine. Its step is worth something against the eager one of the same
-    moment only; eager's long trainings say what that moment was worth, and how many steps are slow ones.
-    """
-    if not eager or run.eager_beside_s is None:
+def slowness(eager: Sequence[Run]) -> float:
+    """Mean step of eager trainings over their steady step: rare slow steps are in long runs only."""
+    if not eager:
         return 1.0
-    return math.fsum(r.end.elapsed_s / r.steps for r in eager) / len(eager) / run.eager_beside_s
+    return math.fsum(r.end.elapsed_s / r.steps / r.end.steady_s for r in eager) / len(eager)
 
 
 def drift(runs: Runs) -> float | None:
@@ -148,7 +144,7 @@ def _cell(
     eager: Sequence[Run],
     notes: tuple[str, ...],
 ) -> Cell:
-    others_s = {arm: carried_on(run, steps, pace(run, eager)) for arm, run in others.items()}
+    others_s = {arm: carried_on(run, steps, slowness(eager)) for arm, run in others.items()}
     if eager:  # before and after the callback's trainings
         others_s[EAGER] = math.fsum(run.wall_s for run in eager) / len(eager)
     return Cell(
@@ -158,10 +154,7 @@ def _cell(
         hotcompile_s=hot.wall_s,
         others_s=others_s,
         steady_ms=1e3 * hot.end.steady_s,
-        others_steady_ms={
-            arm: 1e3 * run.end.steady_s * (pace(run, eager) if arm != EAGER else 1.0)
-            for arm, run in others.items()
-        },
+        others_steady_ms={arm: 1e3 * run.end.steady_s for arm, run in others.items()},
         slow_steps=hot.mean_s / hot.end.steady_s,
         worst_step_s=hot.worst_step_s,
         phase=hot.phase,

@@ -54,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training."""
+    """One training; its times but for the worst step are those of a reference machine, see :mod:`.pace`."""
 
     steps: int
     wall_s: float
@@ -72,8 +72,8 @@ class Run:
 
     phase: str = ""
     reason: str = ""
-    eager_beside_s: float | None = None
-    """A step of an eager training right after this one, in the same process; not for each arm."""
+    clock_s: float | None = None
+    """All of ``Trainer.fit`` by the clock, where the other times are those of a reference machine."""
 
     @property
     def end(self) -> Mark:

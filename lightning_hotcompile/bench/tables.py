@@ -33,10 +33,14 @@ and, when cold, empty folders of its own; warm is the second one with the same f
 
 The callback is measured at each length, and so is eager, in turns with it: at the short lengths the training
 with the median time counts, at the longest the mean of two, one before the callback's and one after.
-The compiled arms train for some steps only, cold and warm, and are carried on by their steady step: the
-median for each batch of the cycle over the second half, over that of an eager training right after it in the
-same process, times the mean step of eager's trainings of the length in question. So a moment in which the
-machine was fast or slow counts for no arm."""
+The compiled arms train for some steps only, cold and warm, and are carried on by their steady step (the
+median for each batch of the cycle over the second half), times what eager's mean step of the length in
+question is over its steady one: rare slow steps are in long trainings only.
+
+Others use the machine as well, and a training takes half as long again some minutes later. So a fixed piece
+of work (12 times a matrix product, GELU and a normalisation) is timed four times a second beside each
+training, outside of its clock, and all times are given for a machine on which that takes 2 ms. It is not
+timed while the callback's child process compiles, whose cost for the training is the callback's."""
 
 
 def frame(cells: Sequence[Cell]) -> pd.DataFrame:

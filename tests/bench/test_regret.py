@@ -25,8 +25,8 @@ from lightning_hotcompile.bench.regret import (
     drift,
     geometric_mean,
     in_the_end,
-    pace,
     rows,
+    slowness,
     summary,
     trained_otherwise,
 )
@@ -135,19 +135,15 @@ def test_what_was_reached_is_measured_and_not_estimated() -> None:
     )
 
 
-def test_a_short_run_in_a_slow_moment_counts_as_much_as_one_in_a_fast_moment() -> None:
-    eager = [a_run(5000, 0.010), a_run(5000, 0.014)]
-    estimates = [
-        carried_on(run, 5000, pace(run, eager)) - run.wall_s
-        for moment in (1.0, 1.7)
-        for run in [a_run(96, moment * 0.005, eager_beside_s=moment * 0.010)]
-    ]
-    assert estimates == pytest.approx(2 * [4904 * 0.5 * 0.012])
-
-
-def test_without_eager_beside_it_a_run_counts_as_it_is() -> None:
-    assert pace(a_run(96, 0.005), [a_run(5000, 0.010)]) == 1.0
-    assert pace(a_run(96, 0.005, eager_beside_s=0.01), []) == 1.0
+def test_slow_steps_of_long_runs_count_for_short_ones_too() -> None:
+    eager = a_run(5000, 0.010)
+    slow = dataclasses.replace(
+        eager, marks={5000: dataclasses.replace(eager.end, steady_s=0.008)}
+    )  # a mean of 10 ms
+    assert slowness([slow]) == pytest.approx(1.25)
+    assert slowness([]) == 1.0
+    run = a_run(96, 0.005)
+    assert carried_on(run, 5000, slowness([slow])) == pytest.approx(run.wall_s + 4904 * 0.005 * 1.25)
 
 
 # --- cells ----------------------------------------------------------------------------------------
