@@ -47,13 +47,13 @@ def refused(kind: type[HotCompileError], *parts: str, fit_options: Any = None, *
     return message
 
 
-def declined(callback: HotCompile, *parts: str) -> None:
-    """The callback stood aside and said why."""
+def declined(callback: HotCompile, *parts: str, steps: int = 0) -> None:
+    """The callback stood aside and said why; ``steps`` were watched for what needs no compiler."""
     report = callback.report
     assert report.phase == callback.phase == "declined"
     for part in parts:
         assert part in report.reason
-    assert (report.steps, report.compile_s, report.regions) == (0, 0.0, ())
+    assert (report.steps, report.compile_s, report.regions) == (steps, 0.0, ())
     checkpoint: dict[str, object] = {}
     callback.on_save_checkpoint(None, None, checkpoint)  # type: ignore[arg-type]
     assert checkpoint == {}
@@ -209,7 +209,7 @@ class TestDeclined:
     def test_nothing_to_compile(self) -> None:
         model, callback = seeded(Quiet), hot(scope="regions", keep_eager=["inp", "blocks.*", "head"])
         fit(model, [callback], max_epochs=1)
-        declined(callback, "nothing to compile in Quiet", "scope regions")
+        declined(callback, "nothing to compile in Quiet", "scope regions", steps=12)
 
     def test_the_reason_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         strategy = DeepSpeedStrategy(device=torch.device("cpu"))
