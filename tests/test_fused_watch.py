@@ -327,15 +327,8 @@ class TestNothingElseMeanwhile:
         fit(seeded(Net), [callback], max_steps=12, max_epochs=-1)
         assert callback.report.phase == "declined"
 
-    def test_the_forecast_is_made_with_the_step_as_it_is_then(self, three_times_faster: None) -> None:
-        """Not with that of before the trial, nor with a step of a run that has not measured any."""
-        callback = quiet(threshold=3)
-        trainer = make_trainer([callback], max_steps=60, max_epochs=-1)
-        trainer.fit(seeded(Net), loader())
-        assert "no step was measured yet" not in callback.report.reason
 
-
-def test_optimizers_that_are_decided_one_after_the_other(three_times_faster: None) -> None:
+def test_optimizers_that_are_decided_one_after_the_other() -> None:
     """Between the two decisions no step is a measure; what was known before still counts."""
     ledger = Ledger()
     record = StepRecord(phase="observing", compiled=False)

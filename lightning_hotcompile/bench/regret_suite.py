@@ -239,6 +239,5 @@ def expected_s(task: Task) -> float:
     steps_s = _STEP_S * task.steps
     if task.arm in (EAGER, AGAIN):
         return _START_S + steps_s
-    if task.arm == HOTCOMPILE:
-        return 2 * (_START_S + steps_s)
-    return 2 * (_START_S + 2 * steps_s) + _COMPILE_S + _WARM_S
+    compiles = 0.0 if task.arm == HOTCOMPILE else _COMPILE_S + _WARM_S
+    return 2 * (_START_S + steps_s) + compiles

@@ -195,5 +195,5 @@ class FusedStep:
         try:
             return action()
         except Exception as error:  # noqa: BLE001  # whatever it is, the loop does the update
-            self.leave(f"it could not be compared: {first_line(error)}")
+            self.leave(f"it could not be tried: {first_line(error)}")
             return None

@@ -474,7 +474,7 @@ class TestComparison:
         monkeypatch.setattr(FusedCheck, name, fails)
         model, optimizer, step = adamw()
         train(model, optimizer, 4)
-        reason = "it could not be compared: MemoryError: no memory is left"
+        reason = "it could not be tried: MemoryError: no memory is left"
         assert (step.stage, step.reason, step.runs) == (Stage.LEFT, reason, 0)
         assert optimizer.state[next(model.parameters())]["step"] == 4
 
