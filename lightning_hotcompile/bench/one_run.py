@@ -70,11 +70,11 @@ class Stopwatch(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self._initial = [p.detach().clone() for p in pl_module.parameters()]
-        start = time.perf_counter()
+        self.started = time.perf_counter()
         for _ in range(SAMPLES_AT_ONCE):
             self._pace.sample(0, now=True)
-        self.started = self._last = time.perf_counter()
-        self._looking_s = self._last - start
+        self._last = time.perf_counter()
+        self._looking_s = self._last - self.started
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """One batch is over."""
@@ -113,7 +113,7 @@ class Stopwatch(Callback):
             "clock_s": clock_s,
             "worst_step_s": max(self.seconds),
             "mean_s": statistics.fmean(steps[len(steps) // 2 :]),
-            "before_s": around_s,
+            "before_s": (self.started - began) * REFERENCE_S / paces[0],
             "marks": {
                 n: {"elapsed_s": sum(steps[:n]), "steady_s": steady_s(steps[:n]), **found}
                 for n, found in self._weights.items()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -15,8 +16,9 @@ import torch
 from rich.console import Console
 
 from lightning_hotcompile.bench import one_steady
+from lightning_hotcompile.bench.arms import fuse_optimizers
 from lightning_hotcompile.bench.cases import CASES
-from lightning_hotcompile.bench.one_steady import InTurns, Muted
+from lightning_hotcompile.bench.one_steady import InTurns, Muted, Way
 from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.bench.steady_suite import SteadySuite
 from lightning_hotcompile.errors import ConfigError
@@ -99,7 +101,7 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arm", ["eager", "step"])
+@pytest.mark.parametrize("arm", ["eager", "step", "step+fused"])
 def test_both_ways_for_real(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", compiled_cheaply(torch.compile))
     row = one_steady.run(CASES["mlp"], arm, 16, {**OPTIONS, "scope": "step"})
@@ -138,3 +140,26 @@ def first_steps(hot: Muted) -> int:
     """Steps before the callback had decided, and the two that were not written down."""
     decided: int = next(e["step"] for e in hot.report.events if e.get("phase") == "steady")
     return decided + 3
+
+
+def test_the_arm_with_torchs_fused_optimizer_has_it_in_its_own_steps_only() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    trainer: Any = SimpleNamespace(optimizers=[optimizer], lightning_module=torch.nn.Linear(1, 1))
+    (group,) = optimizer.param_groups
+    ours = Way.now(trainer)
+    fuse_optimizers(trainer)
+    theirs = Way.now(trainer)
+    seen = []
+    for way in (theirs, ours, theirs, ours):
+        way.put(trainer)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        seen.append((group["fused"], group["foreach"], group["lr"]))
+    assert seen == 2 * [(True, False, 0.1), (None, None, 0.1)]
+
+
+def test_an_optimizer_without_a_fused_kernel_cannot_run_that_arm() -> None:
+    trainer: Any = SimpleNamespace(optimizers=[torch.optim.RMSprop([torch.nn.Parameter(torch.ones(3))])])
+    with pytest.raises(NotImplementedError, match="no fused kernel"):
+        fuse_optimizers(trainer)
