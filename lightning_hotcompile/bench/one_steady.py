@@ -50,6 +50,13 @@ class Muted(HotCompile):
 
     muted = False
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether its step is not yet the one that it ends with."""
+        run = self._runs.get("train")
+        tries = run is not None and run.session.side.is_busy
+        return tries or self.phase not in ("steady", "declined", "reverted")
+
     def on_train_batch_start(self, *args: Any) -> None:
         """Not of the other way's steps."""
         if not self.muted:
@@ -146,7 +153,7 @@ class InTurns(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Before the callback's own hook: this one comes first."""
-        if self._hot.phase not in ("steady", "declined", "reverted"):
+        if not self._steps and self._hot.is_undecided:
             trainer.should_stop = trainer.global_step > MOST_STEPS
             return
         if self._steps % STEPS == 0:

@@ -163,3 +163,21 @@ def test_an_optimizer_without_a_fused_kernel_cannot_run_that_arm() -> None:
     trainer: Any = SimpleNamespace(optimizers=[torch.optim.RMSprop([torch.nn.Parameter(torch.ones(3))])])
     with pytest.raises(NotImplementedError, match="no fused kernel"):
         fuse_optimizers(trainer)
+
+
+def test_turns_begin_once_a_fused_optimizer_is_decided_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", compiled_cheaply(torch.compile))
+    first = []
+
+    class Watched(InTurns):
+        def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
+            super().on_train_batch_start(trainer, *rest)
+            if self._steps == 1:
+                first.append([e["kind"] for e in hot.report.events].count("fused_tried"))
+
+    hot = Muted(**{**OPTIONS, "scope": "step"})
+    monkeypatch.setattr(one_steady, "Muted", lambda **_: hot)
+    monkeypatch.setattr(one_steady, "InTurns", Watched)
+    one_steady.run(CASES["text"], "eager", 12, {})
+    assert first == [1]
+    assert [each.name for each in hot.report.fused] == ["optimizer 0"]
