@@ -8,6 +8,7 @@ from statistics import median
 
 from torch.optim import Optimizer
 
+from lightning_hotcompile.fused_memory import FusedMemory, Timed
 from lightning_hotcompile.plan.optimizers import HAVE_FUSED, why_not_fused
 from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.receipt.step_record import PairedUnits
@@ -28,10 +29,22 @@ CONFIDENCE = 0.98
 
 
 @dataclass(kw_only=True, eq=False)
+class _Waiting:
+    name: str
+    optimizer: Optimizer
+    known: Timed | None
+    """What makes it faster for sure, so that it is not timed."""
+
+    due: int
+    """Steps of the training after which it is tried."""
+
+
+@dataclass(kw_only=True, eq=False)
 class _OnTrial:
     name: str
     step: FusedStep
     pairs: PairedUnits
+    known: Timed | None
     looks: int = 0
     ratio: Ratio | None = None
 
@@ -39,29 +52,54 @@ class _OnTrial:
     def is_over(self) -> bool:
         return self.step.stage in (Stage.KEPT, Stage.LEFT)
 
+    @property
+    def loop_s(self) -> float | None:
+        if self.known is not None:
+            return self.known.loop_s
+        return median(self.pairs.eager) if self.pairs.n else None
+
+    @property
+    def fused_s(self) -> float | None:
+        if self.known is not None:
+            return self.known.fused_s
+        return median(self.pairs.compiled) if self.pairs.n else None
+
+    @property
+    def saves_s(self) -> float:
+        return (self.loop_s or 0.0) - (self.fused_s or 0.0)
+
 
 class FusedWatch:
     """Tries the fused kernel of each optimizer that has one, once some steps have gone by.
 
-    The kernel needs no compiler, and a plan leaves such an optimizer out.
+    The kernel needs no compiler, and a plan leaves such an optimizer out. Where an earlier run has timed
+    both, the kernel is only compared with the loop before it is used, or not tried.
 
     Args:
         optimizers: of this fit.
         wanted: whether anything may be changed.
         after: steps of the training before it is tried.
         min_speedup: time of the loop / time of the kernel that is worth a change.
+        memory: what earlier runs have found.
     """
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], *, wanted: bool, after: int, min_speedup: float
+        self,
+        optimizers: Sequence[Optimizer],
+        *,
+        wanted: bool,
+        after: int,
+        min_speedup: float,
+        memory: FusedMemory,
     ) -> None:
         self._optimizers = optimizers if wanted else ()
         self._after = after
         self._min_speedup = min_speedup
+        self._memory = memory
+        self._waiting: list[_Waiting] | None = None
         self._on_trial: list[_OnTrial] = []
         self._undecided: list[_OnTrial] = []
         self._refused: list[str] = []
-        self._has_begun = False
         self._until_told = 0
         self._steps = 0
         self._updates = 0
@@ -69,12 +107,13 @@ class FusedWatch:
     @property
     def is_busy(self) -> bool:
         """Whether steps have to be looked at, since one is on trial or will be."""
-        return bool(self._optimizers) and (self.is_deciding or not self._has_begun)
+        has_some = bool(self._optimizers) if self._waiting is None else bool(self._waiting)
+        return has_some or bool(self._undecided) or self._until_told > 0
 
     @property
     def is_deciding(self) -> bool:
         """Whether one is on trial: nothing else is to be changed or compared meanwhile."""
-        return bool(self._undecided) or self._until_told > 0
+        return self._until_told > 0 or any(each.known is None for each in self._undecided)
 
     def begin_step(self, steps: int, is_quiet: Callable[[], bool]) -> None:
         """A step begins, after so many others.
@@ -83,24 +122,43 @@ class FusedWatch:
             steps: that have ended.
             is_quiet: whether nothing else is compared now, and nothing else uses the processor.
         """
-        due = self._optimizers and not self._has_begun and steps >= max(1, self._after)
-        if due and is_quiet():
-            self._begin()
+        if self._optimizers and self._waiting is None and steps > 0:
+            self._waiting = list(self._to_be_tried())
+        if self._waiting:
+            due = [each for each in self._waiting if steps >= each.due]
+            if due and is_quiet():
+                self._waiting = [each for each in self._waiting if each not in due]
+                self._begin(due)
         self._updates = sum(each.step.updates for each in self._undecided)
 
-    def _begin(self) -> None:
-        self._has_begun = True
+    def _to_be_tried(self) -> Iterator[_Waiting]:
+        """All but those of which an earlier run knows that the kernel is not worth it."""
         for index, optimizer in enumerate(self._optimizers):
-            name, reason = f"optimizer {index}", why_not_fused(optimizer)
+            known = None if why_not_fused(optimizer) else self._memory.of(optimizer, CONFIDENCE)
+            name, due = f"optimizer {index}", max(1, self._after)
+            if known is not None and not self._is_worth_it(known.speedup):
+                found = f"an earlier run has timed it, {_not_faster(known.speedup, self._min_speedup)}"
+                self._refused.append(f"{name} ({type(optimizer).__name__}): {found}")
+            else:
+                yield _Waiting(name=name, optimizer=optimizer, known=known, due=1 if known else due)
+
+    def _begin(self, due: Sequence[_Waiting]) -> None:
+        for each in due:
+            optimizer, reason = each.optimizer, why_not_fused(each.optimizer)
             if reason is not None:
                 kind = type(optimizer).__name__
-                self._refused += [f"{name} ({kind}): {reason}"] if kind in HAVE_FUSED else []
+                self._refused += [f"{each.name} ({kind}): {reason}"] if kind in HAVE_FUSED else []
                 continue
-            pairs = PairedUnits()
-            trial = _OnTrial(name=name, step=FusedStep(optimizer, pairs.add_unit), pairs=pairs)
-            trial.step.put()
+            pairs, known = PairedUnits(), each.known
+            step = FusedStep(optimizer, pairs.add_unit, is_timed=known is None)
+            step.put()
+            ratio = None if known is None else known.speedup
+            trial = _OnTrial(name=each.name, step=step, pairs=pairs, known=known, ratio=ratio)
             self._on_trial.append(trial)
-        self._undecided = list(self._on_trial)
+            self._undecided.append(trial)
+
+    def _is_worth_it(self, ratio: Ratio) -> bool:
+        return ratio.verdict == "faster" and ratio.value >= self._min_speedup
 
     def end_step(self) -> tuple[bool, list[FusedOptimizer]]:
         """A step has ended: whether it took another time than usual, and what was decided after it."""
@@ -113,6 +171,9 @@ class FusedWatch:
                 each.step.leave(f"{each.step.updates} updates in {self._steps} steps are too few to tell")
         decided = [each for each in self._undecided if each.is_over]
         self._undecided = [each for each in self._undecided if not each.is_over]
+        for each in decided:
+            if each.known is None:
+                self._memory.learn(each.step.optimizer, _told(each))
         if any(each.step.stage is Stage.KEPT for each in decided):
             self._until_told = STEPS_AFTER
         return disturbed, list(map(_told, decided))
@@ -123,7 +184,7 @@ class FusedWatch:
             return
         trial.looks += 1
         trial.ratio = ratio = trial.pairs.ratio(CONFIDENCE)
-        if ratio is not None and ratio.verdict == "faster" and ratio.value >= self._min_speedup:
+        if ratio is not None and self._is_worth_it(ratio):
             step.keep()
         elif trial.looks == len(LOOKS) or (ratio is not None and ratio.verdict == "slower"):
             step.leave(_not_faster(ratio, self._min_speedup))
@@ -138,7 +199,7 @@ class FusedWatch:
         """Seconds that kernels have saved, less what all trials took; ``None`` where none is in use."""
         if all(each.step.stage is not Stage.KEPT for each in self._on_trial):
             return None
-        return sum(each.pairs.saves_s * each.step.runs - each.step.check_s for each in self._on_trial)
+        return sum(each.saves_s * each.step.runs - each.step.check_s for each in self._on_trial)
 
     def report(self) -> tuple[FusedOptimizer, ...]:
         """What was found."""
@@ -161,14 +222,15 @@ def _not_faster(ratio: Ratio | None, min_speedup: float) -> str:
 
 
 def _told(trial: _OnTrial) -> FusedOptimizer:
-    step, pairs = trial.step, trial.pairs
+    step = trial.step
     return FusedOptimizer(
         name=trial.name,
         class_name=type(step.optimizer).__name__,
         kept=step.stage is Stage.KEPT,
         reason=step.reason,
-        loop_ms=1e3 * median(pairs.eager) if pairs.n else None,
-        fused_ms=1e3 * median(pairs.compiled) if pairs.n else None,
+        loop_ms=None if trial.loop_s is None else 1e3 * trial.loop_s,
+        fused_ms=None if trial.fused_s is None else 1e3 * trial.fused_s,
         speedup=trial.ratio,
         runs=step.runs,
+        timed_before=None if trial.known is None else trial.known.when,
     )

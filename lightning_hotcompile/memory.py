@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.fused_memory import FusedMemory
 from lightning_hotcompile.plan.compile_cost import assumed_compile_s, expected_compile_s
 from lightning_hotcompile.plan.forecast import WARM_SHARE, Expectation, expected_speedup
 from lightning_hotcompile.plan.planner import CompilePlan
@@ -35,6 +36,7 @@ class Memory:
         self._holds_graphs = in_use.holds_graphs
         store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
         self._store = store if config.cost_gate else None
+        self.of_optimizers = FusedMemory(self._store)
         self._keeps_code = _keeps_code(config.backend)
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)

@@ -76,7 +76,7 @@ class Session:
         self.watch = StepWatch(trainer, module, config, stage, self.story, first)
         self._booked = 0
         self._together = Together(ranks, plan.digest)
-        self.side = SideGains(trainer, module, config, stage, self.story)
+        self.side = SideGains(trainer, module, config, stage, self.story, memory.of_optimizers)
         self.ledger.saved_besides_s = lambda: self.side.fused.saved_s
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:

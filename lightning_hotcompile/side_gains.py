@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.fused_memory import FusedMemory
 from lightning_hotcompile.fused_watch import FusedWatch
 from lightning_hotcompile.heap_watch import HeapWatch
 from lightning_hotcompile.preflight import uses_fused_optimizers
@@ -25,6 +26,7 @@ class SideGains:
         config: the callback's options.
         stage: ``train`` or another stage of the Trainer, in which nothing is done.
         story: told of what was found.
+        memory: what earlier runs have found.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class SideGains:
         config: HotCompileConfig,
         stage: str,
         story: Story,
+        memory: FusedMemory,
     ) -> None:
         train = stage == TRAIN
         self.heap = HeapWatch(module.device.type, wanted=config.keep_freed_memory and train)
@@ -43,6 +46,7 @@ class SideGains:
             # Who asks for compiled code whatever it costs has it first.
             after=config.threshold + (not config.cost_gate),
             min_speedup=config.min_speedup,
+            memory=memory,
         )
         self._story = story
 

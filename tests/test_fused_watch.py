@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch
 from torch import nn
 
 from lightning_hotcompile import HotCompile
+from lightning_hotcompile.fused_memory import LASTS, FusedMemory, digest_of
 from lightning_hotcompile.fused_watch import LOOKS, STEPS_AFTER, FusedWatch
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.optimizers import why_not_fused
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.receipt.report import FusedOptimizer, Report
 from lightning_hotcompile.receipt.step_record import StepRecord
+from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.fused_step import FusedStep, Stage
 from lightning_hotcompile.watch.clock import StepTime
+from lightning_hotcompile.watch.stats import Ratio
 from tests.hot import assert_same
 from tests.models import Net, fit, loader, make_trainer, seeded
 
@@ -32,11 +36,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets an update take 1 s by the kernel, and as much as is asked for by the loop."""
 
     def make(loop_s: float) -> None:
-        def step(optimizer: torch.optim.Optimizer, timed: Timed) -> FusedStep:
+        def step(optimizer: torch.optim.Optimizer, timed: Timed, **options: Any) -> FusedStep:
             def told(by_kernel: bool, seconds: float, disturbed: bool) -> None:
                 timed(by_kernel, 1.0 if by_kernel else loop_s, disturbed)
 
-            return FusedStep(optimizer, told)
+            return FusedStep(optimizer, told, **options)
 
         monkeypatch.setattr("lightning_hotcompile.fused_watch.FusedStep", step)
 
@@ -272,7 +276,7 @@ def test_when_it_is_decided(
     made_up(loop_s)
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
-    watch = FusedWatch([optimizer], wanted=True, after=2, min_speedup=1.02)
+    watch = FusedWatch([optimizer], wanted=True, after=2, min_speedup=1.02, memory=FusedMemory(None))
     decided_after = []
     for step in range(100):
         watch.begin_step(step, lambda: True)
@@ -425,3 +429,121 @@ class TestWhatIsDeclinedFromTheStart:
         assert "nothing to compile in Net" in report.reason
         assert report.fused[0].kept
         assert "nothing to compile" in report.to_text()
+
+
+class TestWhatAnEarlierRunHasFound:
+    def test_a_kernel_that_was_faster_is_used_after_one_comparison(
+        self, three_times_faster: None, tmp_path: Path
+    ) -> None:
+        first, second = (quiet(store=str(tmp_path)) for _ in range(2))
+        train(first)
+        plain = seeded(Net)
+        fit(plain, max_epochs=6)
+        model, trainer = train(second)
+        assert_same(model, plain, 1e-5)
+        (found,) = second.report.fused
+        assert found.runs == 72 - 2  # one to make the state, one to compare
+        assert found.timed_before is not None
+        assert (found.loop_ms, found.fused_ms) == (3000.0, 1000.0)
+        assert found.speedup == first.report.fused[0].speedup
+        assert second.report.saved_s == pytest.approx(2.0 * found.runs, rel=0.02)
+        (event,) = decided(second.report)
+        assert (event["kept"], event["value"], event["step"]) == (True, 3.0, 2)
+        assert event["timed_before"] == found.timed_before
+        text = " ".join(second.report.to_text().split())
+        assert f"an earlier run has timed it ({found.timed_before})" in text
+        assert why_not_fused(trainer.optimizers[0]) is None
+
+    def test_one_that_was_not_is_not_tried(self, no_faster: None, tmp_path: Path) -> None:
+        first, second = (quiet(store=str(tmp_path)) for _ in range(2))
+        fit(seeded(Net), [first], max_epochs=8)
+        assert not first.report.fused[0].kept
+        train(second)
+        assert second.report.fused == ()
+        assert decided(second.report) == []
+        found = "an earlier run has timed it, faster: 1.01x [1.01, 1.01], below min_speedup=1.02"
+        assert f"torch's fused kernel was not tried for optimizer 0 (AdamW): {found}" in second.report.notes
+
+    def test_one_that_was_not_is_used_by_who_wants_less(self, no_faster: None, tmp_path: Path) -> None:
+        fit(seeded(Net), [quiet(store=str(tmp_path))], max_epochs=8)
+        callback = quiet(store=str(tmp_path), min_speedup=1.005)
+        train(callback)
+        assert callback.report.fused[0].kept
+
+    def test_a_trial_that_did_not_end_says_nothing(self, no_faster: None, tmp_path: Path) -> None:
+        """After the first look there is a ratio, and no verdict."""
+        first, second = (quiet(store=str(tmp_path)) for _ in range(2))
+        fit(seeded(Net), [first], max_steps=5 + 1 + 2 * LOOKS[0] + 4, max_epochs=-1)
+        assert first.report.fused[0].speedup is not None
+        train(second)
+        assert [found.timed_before for found in second.report.fused] == [None]
+
+    def test_a_kernel_that_differs_now_is_left(
+        self, three_times_faster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        train(quiet(store=str(tmp_path)))
+        monkeypatch.setattr("lightning_hotcompile.swap.fused_check.FusedCheck.agrees", lambda _: False)
+        callback = quiet(store=str(tmp_path))
+        train(callback)
+        (found,) = callback.report.fused
+        assert (found.kept, found.reason) == (False, "its update differs from that of the loop")
+
+    def test_a_plan_is_decided_as_usual_beside_it(
+        self, three_times_faster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a step takes with the kernel is known when the step is hot."""
+        seen: list[float | None] = []
+
+        def forecast(weighing: Any, track: Any) -> Decision:
+            seen.append(weighing._ledger.eager_step_s)
+            return Decision(go=True, reason="it pays")
+
+        train(quiet(store=str(tmp_path), threshold=2))
+        monkeypatch.setattr("lightning_hotcompile.weighing.Weighing.forecast", forecast)
+        callback = quiet(store=str(tmp_path), threshold=2, backend="aot_eager", prewarm=False)
+        train(callback)
+        assert seen
+        assert None not in seen
+        (event,) = decided(callback.report)
+        assert event["timed_before"] is not None
+        assert entered(callback.report)["flipping"] == event["step"] + STEPS_AFTER
+
+    @pytest.mark.parametrize(
+        ("later", "known"), [(LASTS * 0.9, True), (LASTS * 1.1, False), (-LASTS * 1.1, False)]
+    )
+    def test_it_lasts_for_a_week(self, tmp_path: Path, later: timedelta, known: bool) -> None:
+        optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(3))])
+        store = Store(tmp_path)
+        FusedMemory(store).learn(optimizer, timed())
+        now = datetime.now(timezone.utc) + later
+        found = FusedMemory(store, lambda: now.isoformat()).of(optimizer, 0.98)
+        assert (found is not None) is known
+
+    def test_without_a_store_nothing_is_known(self) -> None:
+        optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(3))])
+        FusedMemory(None).learn(optimizer, timed())
+        assert FusedMemory(None).of(optimizer, 0.98) is None
+
+    def test_only_an_optimizer_like_it(self) -> None:
+        def digest(size: int = 3, **settings: Any) -> str:
+            return digest_of(torch.optim.AdamW([nn.Parameter(torch.ones(size))], **settings))
+
+        usual = digest()
+        assert digest(lr=0.3) == usual
+        others = [digest(4), digest(amsgrad=True), digest(weight_decay=0.0), digest(maximize=True)]
+        adam = digest_of(torch.optim.Adam([nn.Parameter(torch.ones(3))], weight_decay=0.1))
+        assert len({usual, adam, *others}) == 6
+
+
+def timed() -> FusedOptimizer:
+    ratio = Ratio(value=2.0, low=1.5, high=2.5, n=8, confidence=0.98)
+    return FusedOptimizer(
+        name="optimizer 0",
+        class_name="AdamW",
+        kept=True,
+        reason="",
+        loop_ms=1.0,
+        fused_ms=0.5,
+        speedup=ratio,
+        runs=3,
+    )

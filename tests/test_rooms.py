@@ -35,6 +35,7 @@ ROOM_OF_TOP_MODULE = {
     "nap": "callback",
     "ahead": "callback",
     "flip": "callback",
+    "fused_memory": "callback",
     "fused_watch": "callback",
     "heap_watch": "callback",
     "judge": "callback",

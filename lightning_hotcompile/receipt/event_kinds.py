@@ -203,12 +203,15 @@ class FusedTried(Event):
     """Why it was left, if it was."""
 
     confidence: float | None = None
+    timed_before: str | None = None
+    """When an earlier run has measured them, in UTC; None where this one has."""
 
     def __str__(self) -> str:
         if not self.kept:
             return f"{self.optimizer}: torch's fused kernel is left again: {self.reason}"
-        interval = _interval(self.low, self.high, self.confidence)
-        return f"{self.optimizer}: torch's fused kernel is kept: {_number(self.value, '.2f')}x, {interval}"
+        measured = f"{_number(self.value, '.2f')}x, {_interval(self.low, self.high, self.confidence)}"
+        before = "" if self.timed_before is None else ", as an earlier run has measured it"
+        return f"{self.optimizer}: torch's fused kernel is kept: {measured}{before}"
 
 
 @dataclass(frozen=True, kw_only=True)

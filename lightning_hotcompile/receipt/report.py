@@ -78,6 +78,9 @@ class FusedOptimizer:
     runs: int
     """Updates by the kernel."""
 
+    timed_before: str | None = None
+    """When an earlier run has timed both, in UTC; None where this one has."""
+
     @property
     def saves_ms(self) -> float | None:
         """Milliseconds by which each update is shorter."""

@@ -74,6 +74,7 @@ class Story:
                 kept=found.kept,
                 reason=found.reason,
                 confidence=None if ratio is None else ratio.confidence,
+                timed_before=found.timed_before,
             )
         )
 

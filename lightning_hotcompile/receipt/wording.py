@@ -147,7 +147,8 @@ def fused(each: FusedOptimizer) -> str:
         return f"torch's fused {each.class_name} " + (f"left: {each.reason}" if each.reason else "on trial")
     times = f"{milliseconds(each.fused_ms)} for an update, {milliseconds(each.loop_ms)} by the loop"
     verdict = "kept" if each.kept else "left"
-    return f"torch's fused {each.class_name} {verdict}: {times}, {speed(each.speedup)}"
+    before = "" if each.timed_before is None else f"; an earlier run has timed it ({each.timed_before})"
+    return f"torch's fused {each.class_name} {verdict}: {times}, {speed(each.speedup)}{before}"
 
 
 def _unproven(report: Report) -> list[str]:

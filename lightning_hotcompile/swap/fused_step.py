@@ -53,6 +53,7 @@ class FusedStep:
         optimizer: one for which :func:`~lightning_hotcompile.plan.optimizers.why_not_fused` has no reason.
         timed: told of each update on trial: whether the kernel did it, its seconds, and whether it is no
             measure.
+        is_timed: whether both run in turns first; else a kernel that agrees is kept.
         now: a clock in seconds.
     """
 
@@ -60,6 +61,8 @@ class FusedStep:
         self,
         optimizer: Optimizer,
         timed: Callable[[bool, float, bool], None],
+        *,
+        is_timed: bool = True,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.optimizer = optimizer
@@ -75,6 +78,7 @@ class FusedStep:
         """Seconds that the comparison took."""
 
         self._timed = timed
+        self._is_timed = is_timed
         self._now = now
         self._bare = bare_step(type(optimizer))
         self._layout = FusedLayout(optimizer)
@@ -184,7 +188,7 @@ class FusedStep:
         if self.stage is Stage.LEFT:
             return
         if agrees:
-            self.stage = Stage.TIMING
+            self.stage = Stage.TIMING if self._is_timed else Stage.KEPT
         elif agrees is False:
             self.leave("its update differs from that of the loop")
         elif self._checks == _CHECKS:
