@@ -13,6 +13,12 @@ from lightning_hotcompile.bench.runs import Mark, Run
 GOAL = 1.05
 STEADY_GOAL = 1.01
 CACHES = ("cold", "warm")
+"""States of the compiler's cache: of the first training in a folder, and of the second one."""
+
+THIRD = "third"
+"""The callback's third training: the second one may compile for those after it, where the first declined."""
+
+STATES = (*CACHES, THIRD)
 MOST_DRIFT = 0.05
 MOST_NORM, MOST_MOVED = 0.01, 0.1
 """How far an arm's weights may be from eager's, in norm and in how far they went. Random numbers and
@@ -32,7 +38,7 @@ class Cell:
     case: str
     steps: int
     cache: str
-    """``cold`` or ``warm``."""
+    """``cold``, ``warm`` or ``third``; the last one is compared with the warm ones of the other arms."""
 
     hotcompile_s: float
     others_s: Mapping[str, float]
@@ -114,7 +120,7 @@ def cells_of(case: str, runs: Runs, lengths: Sequence[int]) -> list[Cell]:
     """The cells of one case for which there is a run of the callback and of at least one other arm."""
     found = []
     for steps in lengths:
-        for cache in CACHES:
+        for cache in STATES:
             hot, others = runs.get((HOTCOMPILE, steps, cache)), _others(runs, steps, cache)
             if hot is not None and others:
                 eager = [r for (arm, n, _), r in runs.items() if arm in (EAGER, AGAIN) and n == steps]
@@ -124,10 +130,11 @@ def cells_of(case: str, runs: Runs, lengths: Sequence[int]) -> list[Cell]:
 
 
 def _others(runs: Runs, steps: int, cache: str) -> dict[str, Run]:
-    """The run of each other arm that says most about this length; eager's is good for both caches."""
+    """The run of each other arm that says most about this length; eager's is good for all caches."""
+    state_of_others = min(cache, CACHES[-1], key=STATES.index)
     found: dict[str, list[Run]] = {}
     for (arm, _, state), run in runs.items():
-        if arm not in (HOTCOMPILE, AGAIN) and (state == cache or arm == EAGER):
+        if arm not in (HOTCOMPILE, AGAIN) and (state == state_of_others or arm == EAGER):
             found.setdefault(arm, []).append(run)
     return {
         arm: max(them, key=lambda r: (r.steps == steps, steps in r.marks, r.steps))
@@ -198,14 +205,14 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
         "cells": len(cells),
         "goal": GOAL,
         "geometric_mean": {
-            cache: geometric_mean(c.regret for c in cells if c.cache == cache) for cache in CACHES
+            cache: geometric_mean(c.regret for c in cells if c.cache == cache) for cache in STATES
         },
         "above_goal": [f"{c.case}, {c.steps} steps, {c.cache}" for c in cells if c.regret > GOAL],
         "largest_regret": max((c.regret for c in cells), default=None),
         "worst_step_s": max((c.worst_step_s for c in cells), default=None),
         "steady_goal": STEADY_GOAL,
-        "steady_within_goal": [c.case for c in _warm_in_the_end(cells) if c.steady_ratio <= STEADY_GOAL],
-        "steady_outside_goal": [c.case for c in _warm_in_the_end(cells) if c.steady_ratio > STEADY_GOAL],
+        "steady_within_goal": [c.case for c in _last_in_the_end(cells) if c.steady_ratio <= STEADY_GOAL],
+        "steady_outside_goal": [c.case for c in _last_in_the_end(cells) if c.steady_ratio > STEADY_GOAL],
     }
 
 
@@ -215,9 +222,9 @@ def in_the_end(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if c.steps == last[c.case]]
 
 
-def _warm_in_the_end(cells: Sequence[Cell]) -> list[Cell]:
-    """One cell a case: the warm one, where the callback compiles earliest."""
-    return [c for c in in_the_end(cells) if c.cache == CACHES[-1]]
+def _last_in_the_end(cells: Sequence[Cell]) -> list[Cell]:
+    """One cell a case: the callback's last training, in which it knows most."""
+    return list({c.case: c for c in sorted(in_the_end(cells), key=lambda c: STATES.index(c.cache))}.values())
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
-from lightning_hotcompile.bench.regret import AGAIN, CACHES, Cell, cells_of, drift
+from lightning_hotcompile.bench.regret import AGAIN, CACHES, STATES, Cell, cells_of, drift
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -112,7 +112,7 @@ class RegretSuite:
     def _in_turns(self, case: str, steps: int) -> list[Task]:
         """Eager and the callback at one length, more than once if it is a short one."""
         both = [
-            Task(case=case, arm=arm, steps=steps, caches=CACHES[:1] if arm == EAGER else CACHES)
+            Task(case=case, arm=arm, steps=steps, caches=CACHES[:1] if arm == EAGER else STATES)
             for arm in (EAGER, HOTCOMPILE)
             if arm in self.arms
         ]
@@ -240,4 +240,4 @@ def expected_s(task: Task) -> float:
     if task.arm in (EAGER, AGAIN):
         return _START_S + steps_s
     compiles = 0.0 if task.arm == HOTCOMPILE else _COMPILE_S + _WARM_S
-    return 2 * (_START_S + steps_s) + compiles
+    return len(task.caches) * (_START_S + steps_s) + compiles

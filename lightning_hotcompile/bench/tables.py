@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 from matplotlib.figure import Figure
 
-from lightning_hotcompile.bench.regret import CACHES, GOAL, STEADY_GOAL, Cell, in_the_end, rows, summary
+from lightning_hotcompile.bench.regret import GOAL, STATES, STEADY_GOAL, Cell, in_the_end, rows, summary
 from lightning_hotcompile.bench.results import Results
 
 COLUMNS = (
@@ -24,12 +24,16 @@ COLUMNS = (
 )
 """What the page shows of each cell; the CSV has all."""
 
+_TITLES = {"cold": "cold compiler cache", "warm": "warm compiler cache", "third": "third training"}
+
 HOW = f"""\
 Regret is the wall time of `Trainer.fit` with the callback over that of the fastest other way: eager,
 `model.compile()`, `.compile()` on each repeated block, and `training_step` compiled by hand with its logs
 replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
 has a process (forked from one that has imported PyTorch and Lightning, and with two eager steps behind it)
-and, when cold, empty folders of its own; warm is the second one with the same folders.
+and, when cold, empty folders of its own; warm is the second one with the same folders. The callback has a
+third one: where its first training declined, its second one may compile for those after it, which the others
+have done in their first. The third is compared with the warm ones of the others.
 
 The callback is measured at each length, and so is eager, in turns with it: at the short lengths the training
 with the median time counts, at the longest the mean of two, one before the callback's and one after.
@@ -81,7 +85,7 @@ def closing_words(cells: Sequence[Cell]) -> str:
     if not cells:
         return "No cell is complete yet."
     means = summary(cells)["geometric_mean"]
-    shown = [f"{cache} {means[cache]:.3f}" for cache in CACHES if means[cache] is not None]
+    shown = [f"{cache} {means[cache]:.3f}" for cache in STATES if means[cache] is not None]
     above = sum(c.regret > GOAL for c in cells)
     worst = max(cells, key=lambda c: c.worst_step_s)
     return (
@@ -141,16 +145,16 @@ def picture(cells: Sequence[Cell]) -> Figure:
     """Regret of each case, a panel for each state of the cache, a mark for each length."""
     cases = list(dict.fromkeys(c.case for c in cells))
     lengths = sorted({c.steps for c in cells})
-    figure = Figure(figsize=(10, 1.6 + 0.35 * len(cases)), layout="constrained")
-    panels = figure.subplots(1, len(CACHES), sharey=True, sharex=True, squeeze=False)[0]
-    for panel, cache in zip(panels, CACHES, strict=True):
+    figure = Figure(figsize=(13, 1.6 + 0.35 * len(cases)), layout="constrained")
+    panels = figure.subplots(1, len(_TITLES), sharey=True, sharex=True, squeeze=False)[0]
+    for panel, (cache, title) in zip(panels, _TITLES.items(), strict=True):
         for steps, marker in zip(lengths, "osD^v<>*" * len(lengths), strict=False):
             found = [c for c in cells if c.steps == steps and c.cache == cache]
             places = [cases.index(c.case) for c in found]
             panel.plot([c.regret for c in found], places, marker, label=f"{steps} steps", alpha=0.8)
         panel.axvline(1.0, color="0.7", linewidth=1)
         panel.axvline(GOAL, color="tab:red", linestyle="--", linewidth=1, label=f"goal {GOAL}")
-        panel.set(title=f"{cache} compiler cache", xlabel="regret (1 = the best other way)")
+        panel.set(title=title, xlabel="regret (1 = the best other way)")
         panel.set_yticks(range(len(cases)), cases)
         panel.grid(axis="y", alpha=0.3)
     panels[0].invert_yaxis()

@@ -187,9 +187,28 @@ def test_geometric_mean() -> None:
 
 def test_the_summary_names_cells_above_the_goal(tmp_path: Path) -> None:
     found = summary(measure(tmp_path, FakeRunner()))
-    assert found["above_goal"] == ["mlp, 5000 steps, cold", "mlp, 5000 steps, warm"]
-    cold, warm = 50.3 / 45.3, 50.3 / 27.3
-    assert found["geometric_mean"] == pytest.approx({"cold": math.sqrt(cold), "warm": math.sqrt(warm)})
+    assert found["above_goal"] == [f"mlp, 5000 steps, {cache}" for cache in ("cold", "warm", "third")]
+    cold, warm = math.sqrt(50.3 / 45.3), math.sqrt(50.3 / 27.3)
+    assert found["geometric_mean"] == pytest.approx({"cold": cold, "warm": warm, "third": warm})
+
+
+def test_the_third_training_is_compared_with_warm_ones() -> None:
+    runs = {
+        ("model", 50, "cold"): a_run(50, 0.01, first_s=20.0),
+        ("model", 50, "warm"): a_run(50, 0.01, first_s=2.0),
+        ("hotcompile", 50, "third"): a_run(50, 0.02, first_s=2.0),
+    }
+    (cell,) = cells_of("mlp", runs, [50])
+    assert cell.cache == "third"
+    assert cell.regret == pytest.approx((0.3 + 2 + 50 * 0.02) / (0.3 + 2 + 50 * 0.01), rel=0.01)
+
+
+def test_the_steady_step_is_that_of_the_last_training() -> None:
+    """In which the callback knows most."""
+    step_s = {"cold": 0.02, "warm": 0.02, "third": 0.01}
+    runs = {("hotcompile", 50, cache): a_run(50, step_s[cache]) for cache in ("third", "cold", "warm")}
+    cells = cells_of("mlp", {**runs, ("eager", 50, "cold"): a_run(50, 0.01)}, [50])
+    assert summary(cells)["steady_within_goal"] == ["mlp"]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +290,7 @@ def test_the_training_with_the_median_time_counts(tmp_path: Path) -> None:
     assert results.runs("mlp") == {("eager", 50, "cold"): runs[2]}
 
 
-def test_cold_and_warm_share_a_folder_that_nobody_else_has(tmp_path: Path) -> None:
+def test_trainings_of_an_arm_share_a_folder_that_nobody_else_has(tmp_path: Path) -> None:
     runner = FakeRunner()
     measure(tmp_path, runner)
     by_call: dict[tuple[str, str, int], list[Path]] = {}
@@ -282,7 +301,7 @@ def test_cold_and_warm_share_a_folder_that_nobody_else_has(tmp_path: Path) -> No
     for (_, arm, steps), folders in by_call.items():
         own = 2 if (arm, steps) == ("eager", 5000) else 1  # before and after the callback's
         assert len(set(folders)) == own
-        assert len(folders) == (own if arm == "eager" else 2)
+        assert len(folders) == {"eager": own, "hotcompile": 3}.get(arm, 2)
     assert len({folder for folders in by_call.values() for folder in folders}) == len(by_call) + 1
     assert not any(folder.exists() for folder in runner.folders)
 
@@ -323,7 +342,7 @@ def test_wrong_choices_are_refused_by_name() -> None:
 
 def test_an_arm_that_fails_is_named_and_hides_nothing(tmp_path: Path) -> None:
     cells = measure(tmp_path, FakeRunner(fail={"step": "NotImplementedError: manual optimization"}))
-    assert len(cells) == 4
+    assert len(cells) == 6
     assert all(set(c.others_s) == set(ARMS) - {"step", "hotcompile"} for c in cells)
     assert {c.notes for c in cells} == {("not compared with step: not run, or not possible",)}
     text = (tmp_path / "regret.md").read_text(encoding="utf-8")
@@ -346,7 +365,8 @@ def test_each_task_is_told_with_its_result(tmp_path: Path) -> None:
     told = io.StringIO()
     a_suite().run(tmp_path, runner=FakeRunner(fail={"step": "boom"}), console=Console(file=told, width=200))
     lines = told.getvalue().splitlines()
-    assert "mlp: hotcompile, 5000 steps: cold 50.30 s declined, warm 50.30 s declined" in lines
+    took = ", ".join(f"{cache} 50.30 s declined" for cache in ("cold", "warm", "third"))
+    assert f"mlp: hotcompile, 5000 steps: {took}" in lines
     assert "mlp: step, 96 steps: cannot be run: boom" in lines
 
 
@@ -360,7 +380,7 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     assert ("mlp", "model", 96) not in rest.calls
     assert ("mlp", "hotcompile", 50) not in rest.calls
     assert rest.calls.count(("mlp", "blocks", 96)) == 2
-    assert len(cells) == 4
+    assert len(cells) == 6
     nothing = FakeRunner()
     assert measure(tmp_path, nothing) == cells
     assert nothing.calls == []
@@ -433,7 +453,7 @@ def test_the_files_say_the_same(tmp_path: Path) -> None:
 def test_the_page_has_reasons_notes_and_checks(tmp_path: Path) -> None:
     measure(tmp_path, FakeRunner())
     text = (tmp_path / "regret.md").read_text(encoding="utf-8")
-    assert "2 of 4 cells above 1.05" in text
+    assert "3 of 6 cells above 1.05" in text
     assert "mlp, 5000 steps, warm: 1.842 (50.30 s; step+optimizer 27.30 s); declined: too short" in text
     assert "## Eager's longest training after the callback's\n\n- mlp: 1.000 of the first" in text
     assert "mlp, 5000 steps, cold: 10.000 ms, 2.000 of step+optimizer's (above 1.01); declined" in text
@@ -450,7 +470,8 @@ def test_without_trouble_there_are_no_empty_sections(tmp_path: Path) -> None:
 
 def test_the_picture_has_a_panel_a_cache_with_the_goal(tmp_path: Path) -> None:
     panels = picture(measure(tmp_path, FakeRunner())).axes
-    assert [panel.get_title() for panel in panels] == ["cold compiler cache", "warm compiler cache"]
+    titles = ["cold compiler cache", "warm compiler cache", "third training"]
+    assert [panel.get_title() for panel in panels] == titles
     for panel in panels:
         labels = [str(line.get_label()) for line in panel.get_lines()]
         assert {"50 steps", "5000 steps", "goal 1.05"} <= set(labels)
