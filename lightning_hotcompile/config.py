@@ -175,7 +175,7 @@ class HotCompileConfig:
         if isinstance(self.min_speedup, bool) or not isinstance(self.min_speedup, (int, float)):
             _refuse("min_speedup", self.min_speedup, "give a number, for example 1.02")
         if not 0 <= self.min_speedup < 100:
-            _refuse("min_speedup", self.min_speedup, "give a ratio from 0 to 100, for example 1.02")
+            _refuse("min_speedup", self.min_speedup, "give a ratio from 0 to below 100, for example 1.02")
         if self.compile_timeout is not None and (
             isinstance(self.compile_timeout, bool)
             or not isinstance(self.compile_timeout, (int, float))

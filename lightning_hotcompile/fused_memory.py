@@ -36,11 +36,13 @@ class FusedMemory:
 
     Args:
         store: ``None`` means no memory.
+        reads: whether anything is to be known; what is learned is kept all the same.
         now: the clock, in the form of :func:`~lightning_hotcompile.store.profiles.utc_now`.
     """
 
-    def __init__(self, store: Store | None, now: Callable[[], str] = utc_now) -> None:
+    def __init__(self, store: Store | None, *, reads: bool = True, now: Callable[[], str] = utc_now) -> None:
         self._store = store
+        self._reads = reads
         self._now = now
 
     def of(self, optimizer: Optimizer, confidence: float) -> Timed | None:
@@ -50,7 +52,9 @@ class FusedMemory:
             optimizer: of this run; one with the same class, settings and shapes counts as the same.
             confidence: with which intervals were kept.
         """
-        profile = None if self._store is None else self._store.find(self._key(optimizer))
+        if self._store is None or not self._reads:
+            return None
+        profile = self._store.find(self._key(optimizer))
         if profile is None or not self._is_recent(profile.when):
             return None
         values = (

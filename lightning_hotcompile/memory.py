@@ -23,6 +23,8 @@ from lightning_hotcompile.watch.signature import StepSignature
 class Memory:
     """The store, asked about one plan in one stage. Without a store, or a forecast, it knows nothing.
 
+    A run without a forecast is told nothing, but what it has measured is kept for those with one.
+
     Args:
         in_use: the store of this user, and the compiler's cache in it.
         plan: what is compiled.
@@ -34,9 +36,9 @@ class Memory:
         self.begin_compiling = in_use.begin_compiling
         self.has_toolchain = in_use.has_toolchain
         self._holds_graphs = in_use.holds_graphs
-        store = in_use.begin() if config.cost_gate or config.backend == "inductor" else None
-        self._store = store if config.cost_gate else None
-        self.of_optimizers = FusedMemory(self._store)
+        self._store = in_use.begin()
+        self._reads = config.cost_gate
+        self.of_optimizers = FusedMemory(self._store, reads=self._reads)
         self._keeps_code = _keeps_code(config.backend)
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
@@ -58,11 +60,12 @@ class Memory:
 
     def is_lasting(self, signature: StepSignature) -> bool:
         """Whether this run is the first one of its step, and later ones would find what it compiles."""
-        return self._store is not None and self._keeps_code and self._found(signature) is None
+        knows = self._store is not None and self._reads
+        return knows and self._keeps_code and self._found(signature) is None
 
     def _found(self, signature: StepSignature) -> Profile | None:
         """The disk is asked once for each."""
-        if self._store is None:
+        if self._store is None or not self._reads:
             return None
         if signature not in self._known:
             key = self._store.key(plan=self._key, signature=signature.digest)
@@ -247,7 +250,8 @@ class Memory:
     def _history(self, *, by_child: bool) -> list[tuple[float, float]]:
         """Compiles with an empty cache: seconds that would have been assumed, seconds that they took."""
         if self._samples is None:
-            self._samples = () if self._store is None else self._store.compile_samples()
+            knows = self._store is not None and self._reads
+            self._samples = self._store.compile_samples() if self._store is not None and knows else ()
         kept = [sample for sample in self._samples if not sample.warm and sample.by_child is by_child]
         return [(sample.assumed_s, sample.seconds) for sample in kept]
 

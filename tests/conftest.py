@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,23 @@ pytest_plugins = ("tests.te_fixture",)
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
-# Never the store of whoever runs the tests. Worker processes inherit the folder of the first one.
+# Never the store of whoever runs the tests. Each worker process has a folder in that of the first one.
 if "HOTCOMPILE_STORE" not in os.environ:
-    os.environ["HOTCOMPILE_STORE"] = tempfile.mkdtemp(prefix="hotcompile-tests-")
-    atexit.register(shutil.rmtree, os.environ["HOTCOMPILE_STORE"], ignore_errors=True)
+    os.environ["STORE_OF_TESTS"] = tempfile.mkdtemp(prefix="hotcompile-tests-")
+    atexit.register(shutil.rmtree, os.environ["STORE_OF_TESTS"], ignore_errors=True)
+if "STORE_OF_TESTS" in os.environ:
+    os.environ["HOTCOMPILE_STORE"] = str(
+        Path(os.environ["STORE_OF_TESTS"], os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_verdicts_of_other_tests() -> Iterator[None]:
+    """Compiled code stays, as tests would take long without; what a test has found about a model does not."""
+    profiles = Path(os.environ["HOTCOMPILE_STORE"], "profiles") if "STORE_OF_TESTS" in os.environ else None
+    yield
+    for path in profiles.glob("*.json") if profiles is not None else ():
+        path.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)

@@ -516,7 +516,7 @@ class TestWhatAnEarlierRunHasFound:
         store = Store(tmp_path)
         FusedMemory(store).learn(optimizer, timed())
         now = datetime.now(timezone.utc) + later
-        found = FusedMemory(store, lambda: now.isoformat()).of(optimizer, 0.98)
+        found = FusedMemory(store, now=lambda: now.isoformat()).of(optimizer, 0.98)
         assert (found is not None) is known
 
     def test_without_a_store_nothing_is_known(self) -> None:

@@ -501,14 +501,41 @@ def test_a_failure_is_tried_again(tmp_path: Path) -> None:
     assert two.report.phase == "reverted"
 
 
-@pytest.mark.parametrize("options", [{"store": None}, {"cost_gate": False}], ids=str)
-def test_without_store_or_forecast_nothing_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_without_store_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTCOMPILE_STORE", str(tmp_path / "s"))
-    fit(seeded(Net), [HotCompile(threshold=3, backend="aot_eager", min_speedup=0.0, **options)], max_epochs=6)
-    folder = tmp_path / "s"
-    assert not folder.exists() or not list(Store(folder)._records.profiles())
+    callback = HotCompile(threshold=3, backend="aot_eager", min_speedup=0.0, store=None)
+    fit(seeded(Net), [callback], max_epochs=6)
+    assert not (tmp_path / "s").exists()
+
+
+class TestWithoutAForecast:
+    """Who compiles whatever it costs is told nothing, but those after him are."""
+
+    def test_a_plan_that_was_good_flips_at_once_in_the_next_run(self, tmp_path: Path) -> None:
+        one = learning(tmp_path / "s", scope="step", cost_gate=False, prewarm=False)
+        fit(seeded(Net), [one], max_epochs=6)
+        assert one.report.phase == "steady"
+        _forget_costs(tmp_path / "s")
+        two = learning(tmp_path / "s", scope="step")
+        fit(seeded(Net), [two], max_epochs=6)
+        assert (flipped_at(one), flipped_at(two)) == (5, 1)
+
+    def test_one_that_was_too_slow_is_declined_by_the_next_run(self, tmp_path: Path) -> None:
+        slow = {"scope": "step", "min_speedup": 99.0, "prewarm": False}
+        one = learning(tmp_path / "s", cost_gate=False, **slow)
+        fit(seeded(Net), [one], max_epochs=6)
+        assert one.report.phase == "reverted"
+        two = learning(tmp_path / "s", **slow)
+        fit(seeded(Net), [two], max_epochs=6)
+        assert two.report.phase == "declined"
+        assert flipped_at(two) is None
+
+    def test_it_tries_what_was_too_slow_before(self, tmp_path: Path) -> None:
+        slow = {"scope": "step", "min_speedup": 99.0, "prewarm": False, "cost_gate": False}
+        for _ in range(2):
+            callback = learning(tmp_path / "s", **slow)
+            fit(seeded(Net), [callback], max_epochs=6)
+            assert flipped_at(callback) == 5
 
 
 def test_a_store_that_cannot_be_used_is_a_warning_and_no_more(tmp_path: Path) -> None:

@@ -130,7 +130,12 @@ def hotcompile(case: Case, options: dict[str, Any]) -> Prepared:
     return case.model(), [HotCompile(**options)]
 
 
-EAGER, HOTCOMPILE = "eager", "hotcompile"
+def preparing(case: Case, options: dict[str, Any]) -> Prepared:
+    """The callback, compiling whatever it costs, as the other arms do; what it finds is kept for later."""
+    return case.model(), [HotCompile(**{**options, "cost_gate": False, "prewarm": False})]
+
+
+EAGER, HOTCOMPILE, PREPARING = "eager", "hotcompile", "preparing"
 
 ARMS: dict[str, Callable[[Case, dict[str, Any]], Prepared]] = {
     EAGER: eager,
@@ -141,6 +146,9 @@ ARMS: dict[str, Callable[[Case, dict[str, Any]], Prepared]] = {
     HOTCOMPILE: hotcompile,
 }
 """All arms, by name."""
+
+TRAININGS = {**ARMS, PREPARING: preparing}
+"""All that can be trained: the arms, and what is not measured."""
 
 
 def _step_and_optimizers(trainer: Trainer) -> None:

@@ -18,7 +18,7 @@ import torch._dynamo  # any optimizer imports it in its first step; processes ar
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_hotcompile.bench.arms import ARMS
+from lightning_hotcompile.bench.arms import TRAININGS
 from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.pace import REFERENCE_S, Pace
@@ -130,7 +130,7 @@ def run(
 ) -> dict[str, Any]:
     """Train once and tell what it took; ``marks`` holds the end and those of the marks that were reached."""
     _train(case, case.model(), WARM_UP, [])
-    model, callbacks = ARMS[arm](case, options or {})
+    model, callbacks = TRAININGS[arm](case, options or {})
     hot = next((c for c in callbacks if isinstance(c, HotCompile)), None)
     watch = Stopwatch({*marks, steps}, lambda: hot is None or hot.phase != "prewarming")
     began = time.perf_counter()
@@ -163,7 +163,7 @@ def main() -> None:
     """One arm of one case in this process."""
     found = given(
         __doc__,
-        lambda p: p.add_argument("arm", choices=sorted(ARMS)),
+        lambda p: p.add_argument("arm", choices=sorted(TRAININGS)),
         lambda p: p.add_argument("steps", type=int),
         lambda p: p.add_argument("--marks", type=int, nargs="*", default=[]),
     )

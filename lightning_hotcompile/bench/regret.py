@@ -15,10 +15,13 @@ STEADY_GOAL = 1.01
 CACHES = ("cold", "warm")
 """States of the compiler's cache: of the first training in a folder, and of the second one."""
 
-THIRD = "third"
-"""The callback's third training: the second one may compile for those after it, where the first declined."""
+PREPARED = "prepared"
+"""The callback's training after one that compiled whatever it cost, as those of the other arms do."""
 
-STATES = (*CACHES, THIRD)
+PREPARING_STEPS = 200
+"""Of that one: enough for a verdict on what was compiled, and on the optimizer's kernel."""
+
+STATES = (*CACHES, PREPARED)
 MOST_DRIFT = 0.05
 MOST_NORM, MOST_MOVED = 0.01, 0.1
 """How far an arm's weights may be from eager's, in norm and in how far they went. Random numbers and
@@ -38,7 +41,7 @@ class Cell:
     case: str
     steps: int
     cache: str
-    """``cold``, ``warm`` or ``third``; the last one is compared with the warm ones of the other arms."""
+    """``cold``, ``warm`` or ``prepared``; the last is compared with the warm ones of the other arms."""
 
     hotcompile_s: float
     others_s: Mapping[str, float]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +14,20 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lightning_hotcompile.bench import provenance, tables
-from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
+from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE, PREPARING
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
-from lightning_hotcompile.bench.regret import AGAIN, CACHES, STATES, Cell, cells_of, drift
+from lightning_hotcompile.bench.regret import (
+    AGAIN,
+    CACHES,
+    PREPARED,
+    PREPARING_STEPS,
+    STATES,
+    Cell,
+    cells_of,
+    drift,
+)
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -143,16 +153,18 @@ class RegretSuite:
         facts = provenance.origin(command)
         runner = runner or ProcessRunner(threads=threads, options=self.options)
         console = console or Console()
-        with progress_bar(console) as progress:
+        with contextlib.ExitStack() as stack:
+            progress = stack.enter_context(progress_bar(console))
             total = progress.add_task("", total=sum(map(expected_s, work)))
             console.print(
                 f"{len(work)} tasks, about {sum(map(expected_s, work)) / 60:.0f} min; {folder}",
                 soft_wrap=True,
             )
             _warm_up(work, runner, progress)
+            prepared = stack.enter_context(_PreparedFolder(runner))
             for task in work:
                 progress.update(total, description=str(task))
-                trouble = _do(task, self.marks(task.case), runner, results)
+                trouble = _do(task, self.marks(task.case), runner, results, prepared)
                 said = f"cannot be run: {trouble}" if trouble else _seconds(results.of(task))
                 console.print(f"{task}: {said}", highlight=False, soft_wrap=True)
                 progress.advance(total, expected_s(task))
@@ -204,13 +216,44 @@ def _interleaved(first: Sequence[_T], second: Sequence[_T]) -> list[_T]:
     return [*both, *first[len(second) :], *second[len(first) :]]
 
 
-def _do(task: Task, marks: Sequence[int], runner: Runner, results: Results) -> str | None:
+class _PreparedFolder(contextlib.AbstractContextManager["_PreparedFolder"]):
+    """A folder in which one case has been compiled, whatever it cost; gone with the next case."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._case: str | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def of(self, case: str) -> Path:
+        """The folder of this case.
+
+        Raises:
+            RunFailed: the training that is to compile cannot be done.
+        """
+        if self._folder is None or self._case != case:
+            self.__exit__()
+            self._folder = tempfile.TemporaryDirectory(prefix="regret-")
+            self._runner(case, PREPARING, PREPARING_STEPS, (), Path(self._folder.name))
+            self._case = case
+        return Path(self._folder.name)
+
+    def __exit__(self, *_: object) -> None:
+        """Remove it."""
+        folder, self._folder, self._case = self._folder, None, None
+        if folder is not None:
+            folder.cleanup()
+
+
+def _do(
+    task: Task, marks: Sequence[int], runner: Runner, results: Results, prepared: _PreparedFolder
+) -> str | None:
     """Train once for each state of the cache; returns why it cannot be done."""
     arm, done = (EAGER if task.arm == AGAIN else task.arm), {}
     with tempfile.TemporaryDirectory(prefix="regret-") as folder:
         try:
             for cache in task.caches:
-                done[cache] = runner(task.case, arm, task.steps, marks, Path(folder))
+                place = prepared.of(task.case) if cache == PREPARED else Path(folder)
+                done[cache] = runner(task.case, arm, task.steps, marks, place)
         except RunFailed as error:
             results.add_failure(task, str(error))
             return str(error)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_hotcompile.bench.arms import HOTCOMPILE
+from lightning_hotcompile.bench.arms import HOTCOMPILE, PREPARING
 from lightning_hotcompile.errors import HotCompileError
 
 MOST_SECONDS = 1800.0
@@ -197,7 +197,7 @@ def environment_for(arm: str, folder: Path, threads: int) -> dict[str, str]:
     """
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     ours = {"TMPDIR": str(folder / "tmp"), "HOTCOMPILE_STORE": str(folder / "store")}
-    if arm != HOTCOMPILE:
+    if arm not in (HOTCOMPILE, PREPARING):
         ours["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiler")
     if threads:
         ours["OMP_NUM_THREADS"] = str(threads)

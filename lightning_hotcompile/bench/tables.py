@@ -8,7 +8,16 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 from matplotlib.figure import Figure
 
-from lightning_hotcompile.bench.regret import GOAL, STATES, STEADY_GOAL, Cell, in_the_end, rows, summary
+from lightning_hotcompile.bench.regret import (
+    GOAL,
+    PREPARING_STEPS,
+    STATES,
+    STEADY_GOAL,
+    Cell,
+    in_the_end,
+    rows,
+    summary,
+)
 from lightning_hotcompile.bench.results import Results
 
 COLUMNS = (
@@ -24,16 +33,21 @@ COLUMNS = (
 )
 """What the page shows of each cell; the CSV has all."""
 
-_TITLES = {"cold": "cold compiler cache", "warm": "warm compiler cache", "third": "third training"}
+_TITLES = {
+    "cold": "cold compiler cache",
+    "warm": "warm compiler cache",
+    "prepared": "after one that compiled",
+}
 
 HOW = f"""\
 Regret is the wall time of `Trainer.fit` with the callback over that of the fastest other way: eager,
 `model.compile()`, `.compile()` on each repeated block, and `training_step` compiled by hand with its logs
 replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
 has a process (forked from one that has imported PyTorch and Lightning, and with two eager steps behind it)
-and, when cold, empty folders of its own; warm is the second one with the same folders. The callback has a
-third one: where its first training declined, its second one may compile for those after it, which the others
-have done in their first. The third is compared with the warm ones of the others.
+and, when cold, empty folders of its own; warm is the second one with the same folders. Where the callback
+has declined in the first, its second one finds no code, while the others have compiled in theirs whatever it
+cost. So there is a third state: prepared, after a training of {PREPARING_STEPS} steps with `cost_gate=False`,
+and after the shorter ones of this state. It is compared with the warm ones of the others.
 
 The callback is measured at each length, and so is eager, in turns with it: at the short lengths the training
 with the median time counts, at the longest the mean of two, one before the callback's and one after.

@@ -77,7 +77,7 @@ class FakeRunner:
         if arm in self._fail:
             raise RunFailed(self._fail[arm])
         warm = folder in self.folders[:-1]
-        if arm == "hotcompile":
+        if arm in ("hotcompile", "preparing"):
             return a_run(steps, 0.010, marks=marks, phase="declined", reason="too short")
         first_s = COMPILE_S[arm] * (0.1 if warm else 1.0)
         return a_run(steps, STEP_S[arm], first_s=first_s, marks=marks)
@@ -187,26 +187,26 @@ def test_geometric_mean() -> None:
 
 def test_the_summary_names_cells_above_the_goal(tmp_path: Path) -> None:
     found = summary(measure(tmp_path, FakeRunner()))
-    assert found["above_goal"] == [f"mlp, 5000 steps, {cache}" for cache in ("cold", "warm", "third")]
+    assert found["above_goal"] == [f"mlp, 5000 steps, {cache}" for cache in ("cold", "warm", "prepared")]
     cold, warm = math.sqrt(50.3 / 45.3), math.sqrt(50.3 / 27.3)
-    assert found["geometric_mean"] == pytest.approx({"cold": cold, "warm": warm, "third": warm})
+    assert found["geometric_mean"] == pytest.approx({"cold": cold, "warm": warm, "prepared": warm})
 
 
-def test_the_third_training_is_compared_with_warm_ones() -> None:
+def test_a_prepared_training_is_compared_with_warm_ones() -> None:
     runs = {
         ("model", 50, "cold"): a_run(50, 0.01, first_s=20.0),
         ("model", 50, "warm"): a_run(50, 0.01, first_s=2.0),
-        ("hotcompile", 50, "third"): a_run(50, 0.02, first_s=2.0),
+        ("hotcompile", 50, "prepared"): a_run(50, 0.02, first_s=2.0),
     }
     (cell,) = cells_of("mlp", runs, [50])
-    assert cell.cache == "third"
+    assert cell.cache == "prepared"
     assert cell.regret == pytest.approx((0.3 + 2 + 50 * 0.02) / (0.3 + 2 + 50 * 0.01), rel=0.01)
 
 
 def test_the_steady_step_is_that_of_the_last_training() -> None:
     """In which the callback knows most."""
-    step_s = {"cold": 0.02, "warm": 0.02, "third": 0.01}
-    runs = {("hotcompile", 50, cache): a_run(50, step_s[cache]) for cache in ("third", "cold", "warm")}
+    step_s = {"cold": 0.02, "warm": 0.02, "prepared": 0.01}
+    runs = {("hotcompile", 50, cache): a_run(50, step_s[cache]) for cache in ("prepared", "cold", "warm")}
     cells = cells_of("mlp", {**runs, ("eager", 50, "cold"): a_run(50, 0.01)}, [50])
     assert summary(cells)["steady_within_goal"] == ["mlp"]
 
@@ -298,10 +298,13 @@ def test_trainings_of_an_arm_share_a_folder_that_nobody_else_has(tmp_path: Path)
         runner.calls[1:], runner.folders[1:], strict=True
     ):  # the first one is thrown away
         by_call.setdefault(call, []).append(folder)
+    (prepared,) = by_call["mlp", "preparing", 200]
     for (_, arm, steps), folders in by_call.items():
         own = 2 if (arm, steps) == ("eager", 5000) else 1  # before and after the callback's
+        if arm == "hotcompile":
+            assert folders.pop() == prepared
         assert len(set(folders)) == own
-        assert len(folders) == {"eager": own, "hotcompile": 3}.get(arm, 2)
+        assert len(folders) == {"eager": own, "preparing": 1}.get(arm, 2)
     assert len({folder for folders in by_call.values() for folder in folders}) == len(by_call) + 1
     assert not any(folder.exists() for folder in runner.folders)
 
@@ -365,13 +368,13 @@ def test_each_task_is_told_with_its_result(tmp_path: Path) -> None:
     told = io.StringIO()
     a_suite().run(tmp_path, runner=FakeRunner(fail={"step": "boom"}), console=Console(file=told, width=200))
     lines = told.getvalue().splitlines()
-    took = ", ".join(f"{cache} 50.30 s declined" for cache in ("cold", "warm", "third"))
+    took = ", ".join(f"{cache} 50.30 s declined" for cache in ("cold", "warm", "prepared"))
     assert f"mlp: hotcompile, 5000 steps: {took}" in lines
     assert "mlp: step, 96 steps: cannot be run: boom" in lines
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    stopped = FakeRunner(stop_after=7)
+    stopped = FakeRunner(stop_after=8)
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path, stopped)
     assert len(written(tmp_path)["tasks"]) == 3  # type: ignore[arg-type]
@@ -384,6 +387,27 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     nothing = FakeRunner()
     assert measure(tmp_path, nothing) == cells
     assert nothing.calls == []
+
+
+def test_a_case_is_prepared_once(tmp_path: Path) -> None:
+    """Its trainings are one after the other in a folder in which it was compiled before."""
+    runner = FakeRunner()
+    measure(tmp_path, runner, cases=["mlp", "cnn"])
+    for case in ("mlp", "cnn"):
+        assert runner.calls.count((case, "preparing", 200)) == 1
+        first = runner.calls.index((case, "preparing", 200))
+        after = [f for f, call in zip(runner.folders, runner.calls, strict=True) if call[1] == "hotcompile"]
+        assert after.count(runner.folders[first]) == 2  # one of each length
+
+
+def test_a_case_that_cannot_be_prepared_is_told(tmp_path: Path) -> None:
+    told = io.StringIO()
+    a_suite().run(
+        tmp_path, runner=FakeRunner(fail={"preparing": "no compiler"}), console=Console(file=told, width=200)
+    )
+    lines = told.getvalue().splitlines()
+    assert "mlp: hotcompile, 50 steps: cannot be run: no compiler" in lines
+    assert "mlp: hotcompile, 5000 steps: cannot be run: no compiler" in lines
 
 
 def test_what_failed_is_tried_again(tmp_path: Path) -> None:
@@ -470,7 +494,7 @@ def test_without_trouble_there_are_no_empty_sections(tmp_path: Path) -> None:
 
 def test_the_picture_has_a_panel_a_cache_with_the_goal(tmp_path: Path) -> None:
     panels = picture(measure(tmp_path, FakeRunner())).axes
-    titles = ["cold compiler cache", "warm compiler cache", "third training"]
+    titles = ["cold compiler cache", "warm compiler cache", "after one that compiled"]
     assert [panel.get_title() for panel in panels] == titles
     for panel in panels:
         labels = [str(line.get_label()) for line in panel.get_lines()]

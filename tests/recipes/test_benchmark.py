@@ -50,7 +50,7 @@ def test_a_tiny_measurement_writes_everything_and_is_not_repeated(tmp_path: Path
     names = {path.name for path in folder.iterdir()}
     assert names == {".hydra", "regret.csv", "regret.json", "regret.md", "regret.png"}
     table = pd.read_csv(folder / "regret.csv")
-    assert list(table["cache"]) == ["cold", "warm"]
+    assert list(table["cache"]) == ["cold", "warm", "prepared"]
     assert (table["regret"] > 0).all()
     assert set(table["best"]) == {"eager"}
     content = json.loads((folder / "regret.json").read_text(encoding="utf-8"))
