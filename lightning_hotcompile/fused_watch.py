@@ -171,9 +171,6 @@ class FusedWatch:
                 each.step.leave(f"{each.step.updates} updates in {self._steps} steps are too few to tell")
         decided = [each for each in self._undecided if each.is_over]
         self._undecided = [each for each in self._undecided if not each.is_over]
-        for each in decided:
-            if each.known is None:
-                self._memory.learn(each.step.optimizer, _told(each))
         if any(each.step.stage is Stage.KEPT for each in decided):
             self._until_told = STEPS_AFTER
         return disturbed, list(map(_told, decided))
@@ -188,6 +185,8 @@ class FusedWatch:
             step.keep()
         elif trial.looks == len(LOOKS) or (ratio is not None and ratio.verdict == "slower"):
             step.leave(_not_faster(ratio, self._min_speedup))
+        if trial.is_over:  # not where it ends without a verdict on the times
+            self._memory.learn(step.optimizer, _told(trial))
 
     def finish(self) -> None:
         """Give all optimizers back the step that they had."""

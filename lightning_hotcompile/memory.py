@@ -37,8 +37,8 @@ class Memory:
         self.has_toolchain = in_use.has_toolchain
         self._holds_graphs = in_use.holds_graphs
         self._store = in_use.begin()
-        self._reads = config.cost_gate
-        self.of_optimizers = FusedMemory(self._store, reads=self._reads)
+        self._asked = self._store if config.cost_gate else None
+        self.of_optimizers = FusedMemory(self._store, reads=config.cost_gate)
         self._keeps_code = _keeps_code(config.backend)
         self._min_speedup = config.min_speedup
         self._key = _digest(plan, config, stage)
@@ -60,16 +60,15 @@ class Memory:
 
     def is_lasting(self, signature: StepSignature) -> bool:
         """Whether this run is the first one of its step, and later ones would find what it compiles."""
-        knows = self._store is not None and self._reads
-        return knows and self._keeps_code and self._found(signature) is None
+        return self._asked is not None and self._keeps_code and self._found(signature) is None
 
     def _found(self, signature: StepSignature) -> Profile | None:
         """The disk is asked once for each."""
-        if self._store is None or not self._reads:
+        if self._asked is None:
             return None
         if signature not in self._known:
-            key = self._store.key(plan=self._key, signature=signature.digest)
-            self._known[signature] = self._store.find(key)
+            key = self._asked.key(plan=self._key, signature=signature.digest)
+            self._known[signature] = self._asked.find(key)
         return self._known[signature]
 
     def has_code_of(self, signature: StepSignature, plan: str) -> bool:
@@ -250,8 +249,7 @@ class Memory:
     def _history(self, *, by_child: bool) -> list[tuple[float, float]]:
         """Compiles with an empty cache: seconds that would have been assumed, seconds that they took."""
         if self._samples is None:
-            knows = self._store is not None and self._reads
-            self._samples = self._store.compile_samples() if self._store is not None and knows else ()
+            self._samples = () if self._asked is None else self._asked.compile_samples()
         kept = [sample for sample in self._samples if not sample.warm and sample.by_child is by_child]
         return [(sample.assumed_s, sample.seconds) for sample in kept]
 

@@ -478,6 +478,19 @@ class TestWhatAnEarlierRunHasFound:
         train(second)
         assert [found.timed_before for found in second.report.fused] == [None]
 
+    def test_a_trial_that_was_given_up_says_nothing(
+        self, no_faster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither does one that came to its last step between two looks."""
+        monkeypatch.setattr("lightning_hotcompile.fused_watch.MOST_STEPS", 1 + 2 * LOOKS[0] + 4)
+        first, second = (quiet(store=str(tmp_path)) for _ in range(2))
+        train(first)
+        (found,) = first.report.fused
+        assert found.speedup is not None
+        assert "too few to tell" in found.reason
+        train(second)
+        assert [each.timed_before for each in second.report.fused] == [None]
+
     def test_a_kernel_that_differs_now_is_left(
         self, three_times_faster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

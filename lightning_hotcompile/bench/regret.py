@@ -18,9 +18,6 @@ CACHES = ("cold", "warm")
 PREPARED = "prepared"
 """The callback's training after one that compiled whatever it cost, as those of the other arms do."""
 
-PREPARING_STEPS = 200
-"""Of that one: enough for a verdict on what was compiled, and on the optimizer's kernel."""
-
 STATES = (*CACHES, PREPARED)
 MOST_DRIFT = 0.05
 MOST_NORM, MOST_MOVED = 0.01, 0.1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,26 +13,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lightning_hotcompile.bench import provenance, tables
-from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE, PREPARING
+from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
 from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.prepared import PreparedFolder, Runner
 from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
-from lightning_hotcompile.bench.regret import (
-    AGAIN,
-    CACHES,
-    PREPARED,
-    PREPARING_STEPS,
-    STATES,
-    Cell,
-    cells_of,
-    drift,
-)
+from lightning_hotcompile.bench.regret import AGAIN, CACHES, PREPARED, STATES, Cell, cells_of, drift
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
 
 _T = TypeVar("_T")
-Runner = Callable[[str, str, int, Sequence[int], Path], Run]
 
 ALL = "all"
 _START_S, _COMPILE_S, _WARM_S, _STEP_S = 0.5, 20.0, 3.0, 0.005
@@ -153,15 +143,13 @@ class RegretSuite:
         facts = provenance.origin(command)
         runner = runner or ProcessRunner(threads=threads, options=self.options)
         console = console or Console()
-        with contextlib.ExitStack() as stack:
-            progress = stack.enter_context(progress_bar(console))
+        with progress_bar(console) as progress, PreparedFolder(runner) as prepared:
             total = progress.add_task("", total=sum(map(expected_s, work)))
             console.print(
                 f"{len(work)} tasks, about {sum(map(expected_s, work)) / 60:.0f} min; {folder}",
                 soft_wrap=True,
             )
             _warm_up(work, runner, progress)
-            prepared = stack.enter_context(_PreparedFolder(runner))
             for task in work:
                 progress.update(total, description=str(task))
                 trouble = _do(task, self.marks(task.case), runner, results, prepared)
@@ -216,36 +204,8 @@ def _interleaved(first: Sequence[_T], second: Sequence[_T]) -> list[_T]:
     return [*both, *first[len(second) :], *second[len(first) :]]
 
 
-class _PreparedFolder(contextlib.AbstractContextManager["_PreparedFolder"]):
-    """A folder in which one case has been compiled, whatever it cost; gone with the next case."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._case: str | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def of(self, case: str) -> Path:
-        """The folder of this case.
-
-        Raises:
-            RunFailed: the training that is to compile cannot be done.
-        """
-        if self._folder is None or self._case != case:
-            self.__exit__()
-            self._folder = tempfile.TemporaryDirectory(prefix="regret-")
-            self._runner(case, PREPARING, PREPARING_STEPS, (), Path(self._folder.name))
-            self._case = case
-        return Path(self._folder.name)
-
-    def __exit__(self, *_: object) -> None:
-        """Remove it."""
-        folder, self._folder, self._case = self._folder, None, None
-        if folder is not None:
-            folder.cleanup()
-
-
 def _do(
-    task: Task, marks: Sequence[int], runner: Runner, results: Results, prepared: _PreparedFolder
+    task: Task, marks: Sequence[int], runner: Runner, results: Results, prepared: PreparedFolder
 ) -> str | None:
     """Train once for each state of the cache; returns why it cannot be done."""
     arm, done = (EAGER if task.arm == AGAIN else task.arm), {}

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 from matplotlib.figure import Figure
 
+from lightning_hotcompile.bench.prepared import PREPARING_STEPS
 from lightning_hotcompile.bench.regret import (
     GOAL,
-    PREPARING_STEPS,
     STATES,
     STEADY_GOAL,
     Cell,
