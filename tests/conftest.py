@@ -21,22 +21,19 @@ pytest_plugins = ("tests.te_fixture",)
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
-# Never the store of whoever runs the tests. Each worker process has a folder in that of the first one.
-if "HOTCOMPILE_STORE" not in os.environ:
+# Never the store of whoever runs the tests. Each worker has a folder in that of the first process.
+if "STORE_OF_TESTS" not in os.environ:
     os.environ["STORE_OF_TESTS"] = tempfile.mkdtemp(prefix="hotcompile-tests-")
     atexit.register(shutil.rmtree, os.environ["STORE_OF_TESTS"], ignore_errors=True)
-if "STORE_OF_TESTS" in os.environ:
-    os.environ["HOTCOMPILE_STORE"] = str(
-        Path(os.environ["STORE_OF_TESTS"], os.environ.get("PYTEST_XDIST_WORKER", "alone"))
-    )
+STORE = Path(os.environ["STORE_OF_TESTS"], os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+os.environ["HOTCOMPILE_STORE"] = str(STORE)
 
 
 @pytest.fixture(autouse=True)
 def no_verdicts_of_other_tests() -> Iterator[None]:
     """Compiled code stays, as tests would take long without; what a test has found about a model does not."""
-    profiles = Path(os.environ["HOTCOMPILE_STORE"], "profiles") if "STORE_OF_TESTS" in os.environ else None
     yield
-    for path in profiles.glob("*.json") if profiles is not None else ():
+    for path in (STORE / "profiles").glob("*.json"):
         path.unlink(missing_ok=True)
 
 
