@@ -182,6 +182,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "float": (int, float, type(None)),
     "float | None": (int, float, type(None)),
     "str": (str,),
+    "str | None": (str, type(None)),
     "int | None": (int, type(None)),
     "bool": (bool,),
     "bool | None": (bool, type(None)),

@@ -112,6 +112,7 @@ _READERS: dict[str, Callable[[object, list[str]], Any]] = {
     "float": _number,
     "int | None": _plain(int, type(None)),
     "float | None": _optional(_number),
+    "str | None": _optional(_text),
     "Summary | None": _one(Summary),
     "Ratio | None": _one(Ratio),
     "tuple[str, ...]": _rows("text", _text),

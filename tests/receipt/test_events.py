@@ -51,6 +51,16 @@ ONE_OF_EACH: list[Event] = [
     Fallback(**AT, region="net.head", reason="BackendCompilerFailed"),
     FreedMemoryKept(**AT, faults=870),
     FusedTried(**AT, optimizer="optimizer 0 (AdamW)", value=3.0, low=2.8, high=3.3, n=8, kept=True),
+    FusedTried(
+        **AT,
+        optimizer="0",
+        value=2.0,
+        low=1.9,
+        high=2.1,
+        n=8,
+        kept=True,
+        timed_before="2026-11-23T10:00:00+00:00",
+    ),
     Reverted(**AT, reason="1.00x is below min_speedup=1.02"),
     PartTried(**AT, part="optimizer", value=1.1, low=1.05, high=1.2, n=10, kept=True),
 ]
@@ -282,8 +292,9 @@ class TestDescribe:
                 ONE_OF_EACH[11],
                 "optimizer 0 (AdamW): torch's fused kernel is kept: 3.00x, interval 2.80 to 3.30",
             ),
-            (ONE_OF_EACH[12], "back to eager: 1.00x is below min_speedup=1.02"),
-            (ONE_OF_EACH[13], "optimizer kept: 1.10x with it, interval 1.05 to 1.20"),
+            (ONE_OF_EACH[12], "kept: 2.00x, interval 1.90 to 2.10, as an earlier run has measured it"),
+            (ONE_OF_EACH[13], "back to eager: 1.00x is below min_speedup=1.02"),
+            (ONE_OF_EACH[14], "optimizer kept: 1.10x with it, interval 1.05 to 1.20"),
         ],
     )
     def test_each_kind(self, event: Event, words: str) -> None:

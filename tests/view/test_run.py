@@ -14,9 +14,11 @@ from lightning_hotcompile.capture.summary import to_json
 from lightning_hotcompile.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.receipt.event_kinds import Declined, Reverted
 from lightning_hotcompile.receipt.events import event_to_dict
+from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.view import from_events
 from lightning_hotcompile.view.restoring import report_from_dict
 from lightning_hotcompile.view.run import Run, RunError, load_run
+from lightning_hotcompile.watch.stats import Ratio
 from tests.view.examples import captured, events, hostile_report, report, samples, write_log, write_report
 
 
@@ -27,7 +29,27 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
+def fused(timed_before: str | None) -> FusedOptimizer:
+    return FusedOptimizer(
+        name="optimizer 0",
+        class_name="AdamW",
+        kept=True,
+        reason="",
+        loop_ms=1.5,
+        fused_ms=0.5,
+        speedup=Ratio(value=3.0, low=2.5, high=3.5, n=8, confidence=0.98),
+        runs=70,
+        timed_before=timed_before,
+    )
+
+
 class TestReport:
+    @pytest.mark.parametrize("timed_before", [None, "2026-11-23T10:00:00+00:00"])
+    def test_fused_optimizers_are_read_back(self, timed_before: str | None) -> None:
+        written = replace(report(), fused=(fused(timed_before),))
+        found, problems = report_from_dict(json.loads(written.to_json()))
+        assert (found.fused, problems) == (written.fused, [])
+
     def test_a_folder_and_its_file_are_the_same_run(self, tmp_path: Path) -> None:
         folder = write_report(tmp_path / "run")
         runs = [load_run(folder), load_run(folder / "report.json")]
