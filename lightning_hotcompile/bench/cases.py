@@ -71,11 +71,15 @@ class Batches(IterableDataset[Batch]):
         generator = torch.Generator().manual_seed(1)
         self._batches = [case.make_batch(generator) for _ in range(DIFFERENT_BATCHES)]
         self._wait_s = case.wait_s
+        self.waited_s = 0.0
+        """Seconds for which batches were waited for until now, by the clock."""
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in itertools.cycle(self._batches):
             if self._wait_s:
+                start = time.perf_counter()
                 time.sleep(self._wait_s)
+                self.waited_s += time.perf_counter() - start
             yield batch
 
 

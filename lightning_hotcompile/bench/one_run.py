@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_hotcompile.bench.arms import TRAININGS
-from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Case
+from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Batches, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.pace import REFERENCE_S, Pace
 from lightning_hotcompile.callback import HotCompile
@@ -53,11 +54,21 @@ class Stopwatch(Callback):
     Args:
         marks: numbers of steps after which the weights are looked at; that is not timed.
         is_alone: whether the training has the machine for itself; only then its pace is looked at.
+        waited_s: seconds for which data was waited for until now; a slow machine waits no longer.
     """
 
-    def __init__(self, marks: Collection[int], is_alone: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        marks: Collection[int],
+        is_alone: Callable[[], bool] = lambda: True,
+        waited_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.seconds: list[float] = []
         """Of each step, by the clock."""
+
+        self._waited_s = waited_s
+        self._waits = [0.0]
+        """What was waited until the first step began, and until each one ended."""
 
         self._wanted = frozenset(marks)
         self._is_alone = is_alone
@@ -71,6 +82,7 @@ class Stopwatch(Callback):
         """Start the clock."""
         self._initial = [p.detach().clone() for p in pl_module.parameters()]
         self.started = time.perf_counter()
+        self._waits = [self._waited_s()]
         for _ in range(SAMPLES_AT_ONCE):
             self._pace.sample(0, now=True)
         self._last = time.perf_counter()
@@ -80,6 +92,7 @@ class Stopwatch(Callback):
         """One batch is over."""
         ended = time.perf_counter()
         self.seconds.append(ended - self._last)
+        self._waits.append(self._waited_s())
         steps = len(self.seconds)
         if steps in self._wanted:
             weights: list[Tensor] = list(pl_module.parameters())
@@ -104,16 +117,19 @@ class Stopwatch(Callback):
             began: when ``Trainer.fit`` was called, by the same clock.
             ended: when it returned.
         """
-        paces = self._pace.at(range(len(self.seconds) + 1))
-        steps = [s * REFERENCE_S / pace for s, pace in zip(self.seconds, paces[1:], strict=True)]
+        scales = [REFERENCE_S / pace for pace in self._pace.at(range(len(self.seconds) + 1))]
+        waits = [after - before for before, after in pairwise(self._waits)]
+        each = zip(self.seconds, waits, scales[1:], strict=True)
+        steps = [waited + (s - waited) * scale for s, waited, scale in each]
         clock_s = ended - began - self._looking_s
-        around_s = max(0.0, clock_s - sum(self.seconds)) * REFERENCE_S / paces[0]
+        waited_before = self._waits[0]
+        working_s = max(0.0, clock_s - sum(self.seconds) - waited_before)
         return {
-            "wall_s": around_s + sum(steps),
+            "wall_s": waited_before + working_s * scales[0] + sum(steps),
             "clock_s": clock_s,
             "worst_step_s": max(self.seconds),
             "mean_s": statistics.fmean(steps[len(steps) // 2 :]),
-            "before_s": (self.started - began) * REFERENCE_S / paces[0],
+            "before_s": waited_before + (self.started - began - waited_before) * scales[0],
             "marks": {
                 n: {"elapsed_s": sum(steps[:n]), "steady_s": steady_s(steps[:n]), **found}
                 for n, found in self._weights.items()
@@ -129,12 +145,17 @@ def run(
     case: Case, arm: str, steps: int, marks: Sequence[int] = (), options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Train once and tell what it took; ``marks`` holds the end and those of the marks that were reached."""
-    _train(case, case.model(), WARM_UP, [])
+    _train(case.batches(), case.model(), WARM_UP, [])
     model, callbacks = TRAININGS[arm](case, options or {})
     hot = next((c for c in callbacks if isinstance(c, HotCompile)), None)
-    watch = Stopwatch({*marks, steps}, lambda: hot is None or hot.phase != "prewarming")
+    batches = case.batches()
+    watch = Stopwatch(
+        {*marks, steps},
+        is_alone=lambda: hot is None or hot.phase != "prewarming",
+        waited_s=lambda: batches.waited_s,
+    )
     began = time.perf_counter()
-    _train(case, model, steps, [*callbacks, watch])
+    _train(batches, model, steps, [*callbacks, watch])
     return {
         "steps": steps,
         **watch.times(began, time.perf_counter()),
@@ -143,7 +164,7 @@ def run(
     }
 
 
-def _train(case: Case, model: LightningModule, steps: int, callbacks: list[Callback]) -> None:
+def _train(batches: Batches, model: LightningModule, steps: int, callbacks: list[Callback]) -> None:
     trainer = Trainer(
         accelerator="cpu",
         max_steps=-1,
@@ -156,7 +177,7 @@ def _train(case: Case, model: LightningModule, steps: int, callbacks: list[Callb
         enable_model_summary=False,
     )
     torch.manual_seed(2)
-    trainer.fit(model, torch.utils.data.DataLoader(case.batches(), batch_size=None))
+    trainer.fit(model, torch.utils.data.DataLoader(batches, batch_size=None))
 
 
 def main() -> None:

@@ -18,7 +18,16 @@ from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.prepared import PreparedFolder, Runner
 from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
-from lightning_hotcompile.bench.regret import AGAIN, CACHES, PREPARED, STATES, Cell, cells_of, drift
+from lightning_hotcompile.bench.regret import (
+    AGAIN,
+    COLD,
+    PREPARED,
+    STATES,
+    STATES_OF_OTHERS,
+    Cell,
+    cells_of,
+    drift,
+)
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -54,7 +63,7 @@ class RegretSuite:
     """Steps of a compiled arm from which its longer trainings are estimated: six cycles of the batches."""
 
     turns: int = 3
-    """Trainings of eager and of the callback, in turns, at each length up to ``turns_up_to``; else one."""
+    """Trainings of the callback, each between two of eager, at lengths up to ``turns_up_to``; else one."""
 
     turns_up_to: int = 50
     """Steps; the time of one short training is a matter of luck."""
@@ -96,28 +105,27 @@ class RegretSuite:
         return list({task.key: task for case in self.cases for task in self._tasks(case)}.values())
 
     def _tasks(self, case: str) -> Iterator[Task]:
-        """The other arms among the callback's short trainings; then its longest between two of eager."""
+        """The other arms among the callback's short trainings; then its longest."""
         *short, longest = self.lengths_of(case)
         others = [
-            [Task(case=case, arm=arm, steps=self.probe_steps, caches=CACHES)]
+            [Task(case=case, arm=arm, steps=self.probe_steps, caches=STATES_OF_OTHERS)]
             for arm in self.arms
             if arm not in (EAGER, HOTCOMPILE)
         ]
         for tasks in _interleaved(others, [self._in_turns(case, steps) for steps in short]):
             yield from tasks
         yield from self._in_turns(case, longest)
-        if EAGER in self.arms:
-            yield Task(case=case, arm=AGAIN, steps=longest, caches=CACHES[:1])
 
     def _in_turns(self, case: str, steps: int) -> list[Task]:
-        """Eager and the callback at one length, more than once if it is a short one."""
-        both = [
-            Task(case=case, arm=arm, steps=steps, caches=CACHES[:1] if arm == EAGER else STATES)
-            for arm in (EAGER, HOTCOMPILE)
-            if arm in self.arms
+        """The callback between two trainings of eager at one length, more than once if it is a short one."""
+        chosen = [arm for arm in (EAGER, HOTCOMPILE) if arm in self.arms]
+        order = [*chosen, AGAIN] if EAGER in chosen else chosen
+        them = [
+            Task(case=case, arm=arm, steps=steps, caches=STATES if arm == HOTCOMPILE else (COLD,))
+            for arm in order
         ]
         turns = self.turns if steps <= self.turns_up_to else 1
-        return [dataclasses.replace(task, turn=turn) for turn in range(turns) for task in both]
+        return [dataclasses.replace(task, turn=turn) for turn in range(turns) for task in them]
 
     def marks(self, case: str) -> list[int]:
         """Steps after which each training of a case is looked at."""
@@ -242,5 +250,5 @@ def expected_s(task: Task) -> float:
     steps_s = _STEP_S * task.steps
     if task.arm in (EAGER, AGAIN):
         return _START_S + steps_s
-    compiles = 0.0 if task.arm == HOTCOMPILE else _COMPILE_S + _WARM_S
+    compiles = 0.0 if task.arm == HOTCOMPILE else _COMPILE_S + (len(task.caches) - 1) * _WARM_S
     return len(task.caches) * (_START_S + steps_s) + compiles

@@ -78,11 +78,10 @@ class SteadySuite(CaseSuite):
             cells = [_cell(found.get(arm)) for arm in self.arms]
             table.append([case, _phases(found), *cells, "" if best is None else f"{best:.3f}"])
             missed += _missed(case, found, best)
-        mean = geometric_mean(bests)
+        eager = [row["ratio"] for row in rows if row["plan"] == EAGER and row.get("ratio") is not None]
         parts = [
             "# The step in the end",
-            "Geometric mean of the best by hand / ours: "
-            + ("not measured" if mean is None else f"{mean:.3f}."),
+            f"{_mean('eager / ours', eager)} {_mean('the best by hand / ours', bests)}",
             HOW,
             "\n".join(f"| {' | '.join(line)} |" for line in table),
             "## Below a goal",
@@ -91,6 +90,13 @@ class SteadySuite(CaseSuite):
             origin(facts),
         ]
         return "\n\n".join(parts) + "\n"
+
+
+def _mean(what: str, ratios: Sequence[float]) -> str:
+    mean = geometric_mean(ratios)
+    return f"Geometric mean of {what}: " + (
+        "not measured." if mean is None else f"{mean:.3f} ({len(ratios)} cases)."
+    )
 
 
 def _best_by_hand(found: Mapping[str, Row]) -> float | None:

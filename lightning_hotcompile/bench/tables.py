@@ -9,15 +9,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from matplotlib.figure import Figure
 
 from lightning_hotcompile.bench.prepared import PREPARING_STEPS
-from lightning_hotcompile.bench.regret import (
-    GOAL,
-    STATES,
-    STEADY_GOAL,
-    Cell,
-    in_the_end,
-    rows,
-    summary,
-)
+from lightning_hotcompile.bench.regret import GOAL, STATES, Cell, rows, summary
 from lightning_hotcompile.bench.results import Results
 
 COLUMNS = (
@@ -27,7 +19,7 @@ COLUMNS = (
     "regret",
     "best",
     "hotcompile_s",
-    "steady_ratio",
+    "best_s",
     "worst_step_s",
     "phase",
 )
@@ -49,16 +41,18 @@ has declined in the first, its second one finds no code, while the others have c
 cost. So there is a third state: prepared, after a training of {PREPARING_STEPS} steps with `cost_gate=False`,
 and after the shorter ones of this state. It is compared with the warm ones of the others.
 
-The callback is measured at each length, and so is eager, in turns with it: at the short lengths the training
-with the median time counts, at the longest the mean of two, one before the callback's and one after.
-The compiled arms train for some steps only, cold and warm, and are carried on by their steady step (the
-median for each batch of the cycle over the second half), times what eager's mean step of the length in
-question is over its steady one: rare slow steps are in long trainings only.
+The callback is measured at each length between two trainings of eager; at the short lengths of several the
+one with the median time counts. The compiled arms train for some steps only, cold and warm and warm again,
+and are carried on by their steady step (the median for each batch of the cycle over the second half), times
+what eager's mean step of the length in question is over its steady one: rare slow steps are in long trainings
+only. So each other way has two times, and the best one is chosen by the one and timed by the other, and the
+other way round: the least of ten times is a lucky one, not a fast one. Columns hold the mean of the two.
 
 Others use the machine as well, and a training takes half as long again some minutes later. So a fixed piece
 of work (12 times a matrix product, GELU and a normalisation) is timed four times a second beside each
 training, outside of its clock, and all times are given for a machine on which that takes 2 ms. It is not
-timed while the callback's child process compiles, whose cost for the training is the callback's."""
+timed while the callback's child process compiles, whose cost for the training is the callback's. Seconds in
+which a training waits for data count as they are."""
 
 
 def frame(cells: Sequence[Cell]) -> pd.DataFrame:
@@ -85,7 +79,6 @@ def page(cells: Sequence[Cell], failures: Sequence[str], facts: Mapping[str, Any
         HOW,
         table,
         *_list("Above the goal", _above(cells)),
-        *_list("Steady step", _steady(cells)),
         *_list("Eager's longest training after the callback's", _changes(facts.get("eager_again", {}))),
         *_list("Notes", _notes(cells)),
         *_list("Could not be run", failures),
@@ -119,17 +112,9 @@ def _list(title: str, lines: Sequence[str]) -> list[str]:
 def _above(cells: Sequence[Cell]) -> list[str]:
     worst_first = sorted((c for c in cells if c.regret > GOAL), key=lambda c: -c.regret)
     return [
-        f"{_place(c)}: {c.regret:.3f} ({c.hotcompile_s:.2f} s; {c.best} {c.others_s[c.best]:.2f} s); "
+        f"{_place(c)}: {c.regret:.3f} ({c.hotcompile_s:.2f} s; {c.best} {c.best_s:.2f} s); "
         f"{c.phase}: {' '.join(c.reason.split())}"
         for c in worst_first
-    ]
-
-
-def _steady(cells: Sequence[Cell]) -> list[str]:
-    return [
-        f"{_place(c)}: {c.steady_ms:.3f} ms, {c.steady_ratio:.3f} of {c.best_steady}'s"
-        f"{'' if c.steady_ratio <= STEADY_GOAL else f' (above {STEADY_GOAL})'}; {c.phase}"
-        for c in in_the_end(cells)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_hotcompile.bench import one_run, pace
+from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.one_run import Stopwatch
 from lightning_hotcompile.bench.pace import REFERENCE_S, Pace
 
@@ -44,15 +45,19 @@ def test_it_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(seconds > 0 for _, seconds in looked._samples)
 
 
-def watched(slow: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """A step of 1 s and 39 of 10 ms, on a machine that takes ``slow`` times as long for everything."""
+def watched(slow: float, monkeypatch: pytest.MonkeyPatch, wait_s: float = 0.0) -> dict[str, object]:
+    """A step of 1 s and 39 of 10 ms, on a machine that takes ``slow`` times as long for everything.
+
+    Data comes ``wait_s`` later before the first step and in each, on any machine.
+    """
     watch = Stopwatch({20, 40})
-    watch.seconds = [slow * s for s in [1.0] + 39 * [0.01]]
+    watch.seconds = [slow * s + wait_s for s in [1.0] + 39 * [0.01]]
+    watch._waits = [n * wait_s for n in range(1, 42)]
     watch._pace = a_pace(*((n, slow * REFERENCE_S) for n in range(0, 41, 5)))
     watch._weights = {n: {"weights": 1.0, "moved": 1.0} for n in (20, 40)}
-    watch.started = slow * 0.1
+    watch.started = slow * 0.1 + wait_s
     monkeypatch.setattr(one_run, "steady_s", lambda seconds: seconds[-1])
-    return watch.times(0.0, slow * (1.39 + 0.2))
+    return watch.times(0.0, slow * (1.39 + 0.2) + 41 * wait_s)
 
 
 def test_a_slow_moment_is_none_of_the_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +70,22 @@ def test_a_slow_moment_is_none_of_the_trainings(monkeypatch: pytest.MonkeyPatch)
         for n in (20, 40)
     }
     assert (slow["clock_s"], slow["worst_step_s"]) == pytest.approx((1.7 * 1.59, 1.7))
+
+
+def test_a_slow_machine_waits_for_data_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a sleep are as long on any machine: made shorter, a slow machine would seem a fast one."""
+    fast, slow = (watched(pace, monkeypatch, wait_s=0.005) for pace in (1.0, 1.7))
+    assert fast["wall_s"] == pytest.approx(1.59 + 41 * 0.005)
+    assert (fast["before_s"], fast["mean_s"]) == pytest.approx((0.105, 0.015))
+    for name in ("wall_s", "mean_s", "before_s"):
+        assert slow[name] == pytest.approx(fast[name])
+
+
+def test_what_a_training_has_waited_is_counted_batch_by_batch() -> None:
+    batches = CASES["data-bound"].batches()
+    watch = Stopwatch((), waited_s=lambda: batches.waited_s)
+    one_run._train(batches, CASES["data-bound"].model(), 3, [watch])
+    least = CASES["data-bound"].wait_s
+    assert len(watch._waits) == 4
+    assert 3 * least <= watch._waits[-1] == batches.waited_s
+    assert watch.times(watch.started, watch._last)["wall_s"] >= 2 * least
