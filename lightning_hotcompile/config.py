@@ -214,6 +214,12 @@ class HotCompileConfig:
         options = self.options or {}
         return self.mode in CUDA_GRAPH_MODES or bool(options.get("triton.cudagraphs"))
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether nothing is decided by the clock, so that equal trainings stay equal to the last bit."""
+        kept = self.min_speedup == 0 and not self.cost_gate
+        return kept and self.prewarm is False and not self.fused_optimizer
+
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of all options, in order."""

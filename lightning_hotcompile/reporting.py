@@ -6,6 +6,9 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
@@ -21,6 +24,10 @@ NOTHING_COMPARED = "nothing was compiled"
 
 MUCH_WAITING = 0.25
 """From this share of the time between the steps on, a note says so."""
+
+
+REPEATABLE = "cost_gate=False, min_speedup=0, prewarm=False, fused_optimizer=False"
+"""Options with which nothing is decided by the clock."""
 
 
 def empty_report(
@@ -168,6 +175,18 @@ def _parity_text(graphs: Sequence[Graph]) -> str:
     text += "".join(f"; {r}" for r in dict.fromkeys([*(p.reason for p in agree if p.reason), *unwatched]))
     text += "".join(f"; {g.region} is NOT right: {g.parity.reason}" for g in wrong if g.parity)
     return text + "".join(f"; {reason}" for reason in dict.fromkeys(others))
+
+
+def notes_on_repeating(session: Session, config: HotCompileConfig) -> list[str]:
+    """For a training that asked for deterministic algorithms and had steps that the clock has chosen."""
+    asked_for = torch.are_deterministic_algorithms_enabled() and not config.is_repeatable
+    if not asked_for or not (session.ever_flipped or session.side.has_kernels):
+        return []
+    return [
+        "deterministic algorithms are on, but the clock has decided which steps ran compiled or with torch's "
+        f"fused kernel: the same training again may differ in its last digits; HotCompile({REPEATABLE}) "
+        "leaves nothing to the clock"
+    ]
 
 
 def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:

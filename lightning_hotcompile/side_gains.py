@@ -60,6 +60,11 @@ class SideGains:
         """Whether something is on trial: nothing is compiled meanwhile."""
         return self.fused.is_deciding
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether a fused kernel has updated weights."""
+        return any(each.runs for each in self.fused.report())
+
     def consider_step(self, steps: int, tracks: Iterable[Track]) -> None:
         """A step is about to be decided on, after so many others; a trial begins if no track is at work."""
         self.fused.begin_step(steps, lambda: not any(track.phase.is_at_work for track in tracks))

@@ -21,7 +21,13 @@ from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, lightning_step
 from lightning_hotcompile.receipt.report import Report, headline
-from lightning_hotcompile.reporting import build_report, empty_report, scalars, timeline_image
+from lightning_hotcompile.reporting import (
+    build_report,
+    empty_report,
+    notes_on_repeating,
+    scalars,
+    timeline_image,
+)
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stages import TRAIN, ends_unit
 from lightning_hotcompile.store_in_use import StoreInUse
@@ -87,7 +93,8 @@ class StageRun:
     def report(self) -> Report:
         """What is known now."""
         self.session.book_finished_steps()
-        return build_report(self.session, self._own, self._notes)
+        notes = [*self._notes, *notes_on_repeating(self.session, self._config)]
+        return build_report(self.session, self._own, notes)
 
     def before_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """A step begins; what happened since the last one is logged."""
