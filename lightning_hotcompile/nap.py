@@ -11,11 +11,19 @@ from lightning_hotcompile.tracks import Track
 CALM = 32
 """After so many looks at steps at rest naps begin: whatever comes once in as many steps was met before."""
 
+CALM_EAGER = 16
+"""The same where nothing is compiled, so that no step can run wrongly: in small steps a look is some 5%."""
+
 LOOKS_AFTER_ANOTHER = 8
 """Looks before the next nap, once a step was of another kind or has not fitted the compiled code."""
 
 NAP = 62
 """Steps of a nap. With the look after it an odd number, so that batches in turns are all met."""
+
+
+def looks_before(lane: Lane) -> int:
+    """Looks at steps at rest before a nap."""
+    return CALM_EAGER if lane is Lane.EAGER else CALM
 
 
 class Nap:

@@ -17,7 +17,7 @@ from lightning_hotcompile.judge import Judge
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.moves import Moves
-from lightning_hotcompile.nap import CALM, LOOKS_AFTER_ANOTHER, Nap
+from lightning_hotcompile.nap import LOOKS_AFTER_ANOTHER, Nap, looks_before
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import other_plans
@@ -154,7 +154,7 @@ class Session:
         if self.side.end_step(record):
             self.book_finished_steps()
             self.ledger.forget_eager_steps()
-        if self._calm >= CALM and not self.side.is_busy:
+        if self._calm >= looks_before(lane) and not self.side.is_busy:
             self.nap = Nap(track, lane, self.flip, self._now)
         self.ledger.own_s += self._now() - start
 
@@ -252,7 +252,7 @@ class Session:
 
     def _stay_awake(self) -> None:
         """A step that was another one, or fitted nothing, may be the first of many."""
-        self._calm = min(self._calm, CALM - LOOKS_AFTER_ANOTHER)
+        self._calm = min(self._calm, looks_before(self._lane) - LOOKS_AFTER_ANOTHER)
 
     @property
     def plan(self) -> CompilePlan:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_hotcompile.nap import CALM, LOOKS_AFTER_ANOTHER, NAP
+from lightning_hotcompile.nap import CALM, CALM_EAGER, LOOKS_AFTER_ANOTHER, NAP
 from lightning_hotcompile.session import Session
 from tests.hot import hot
 from tests.models import Net, fit, loader, make_trainer, seeded
@@ -68,6 +68,16 @@ def test_most_steps_at_rest_are_slept_through(considered: Looks) -> None:
     train([8] * 500, [callback])
     awake = [step for step in considered if step > steady_since(callback) + CALM]
     assert 1 <= len(awake) <= 3 + 500 // (NAP + 1)
+
+
+def test_where_nothing_is_compiled_naps_begin_sooner(considered: Looks) -> None:
+    callback = hot(cost_gate=True)
+    train([8] * 120, [callback])
+    (declined,) = (e["step"] for e in callback.report.events if e["kind"] == "declined")
+    assert callback.report.phase == "declined"
+    awake = [step for step in considered if step > declined + CALM_EAGER]
+    assert 1 <= len(awake) <= 1 + 120 // (NAP + 1)
+    assert callback.report.steps == sum(phase.steps for phase in callback.report.phases) == 120
 
 
 def test_no_step_is_lost_in_the_books(considered: Looks) -> None:
