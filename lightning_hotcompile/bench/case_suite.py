@@ -25,6 +25,9 @@ Runner = Callable[[str, str, Mapping[str, Any], Path], dict[str, Any]]
 
 Row = dict[str, Any]
 
+OF_A_ROW = {"commit": ", ", "command": "; "}
+"""In what rows of one file may differ, as they may be of several runs, and what stands between these."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CaseSuite(ABC):
@@ -107,7 +110,8 @@ class CaseSuite(ABC):
                 if (case, plan) in done:
                     continue
                 measured = _measured(runner, case, plan, {**self.options, **options})
-                rows.append({"case": case, "plan": plan, **measured, "commit": facts["commit"]})
+                of_this_run = {name: facts[name] for name in OF_A_ROW}
+                rows.append({"case": case, "plan": plan, **measured, **of_this_run})
                 console.print(self.line(rows[-1]), highlight=False, soft_wrap=True)
                 self._write(folder, rows, facts)
         return rows
@@ -124,8 +128,7 @@ class CaseSuite(ABC):
         """The JSON and what else there is, in the order of the cases and ways."""
         order = {(case, plan): i for i, (case, plan) in enumerate(product(self.cases, self.ways))}
         rows = sorted(rows, key=lambda row: order.get((row["case"], row["plan"]), -1))
-        commits = dict.fromkeys(row["commit"] for row in rows)
-        facts = {**facts, "commit": ", ".join(filter(None, commits)) or None}  # rows may be of several
+        facts = {**facts, **{name: _all_of(rows, name) for name in OF_A_ROW}}
         unfinished = folder / f"{self.name}.tmp"
         unfinished.write_text(json.dumps({**facts, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, folder / f"{self.name}.json")
@@ -135,7 +138,11 @@ class CaseSuite(ABC):
 
 def _rows_in(file: Path) -> list[Row]:
     before = json.loads(file.read_text("utf-8"))
-    return [{**row, "commit": row.get("commit", before.get("commit"))} for row in before["rows"]]
+    return [{**{name: before.get(name) for name in OF_A_ROW}, **row} for row in before["rows"]]
+
+
+def _all_of(rows: Sequence[Row], name: str) -> str | None:
+    return OF_A_ROW[name].join(dict.fromkeys(row[name] for row in rows if row[name])) or None
 
 
 def _measured(runner: Runner, case: str, plan: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,13 +69,14 @@ class SteadySuite(CaseSuite):
     def page(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
         """A table with a row for each case, and which of them miss a goal."""
         cases = dict.fromkeys(row["case"] for row in rows)
-        table = [["case", "callback", *self.arms, "of the best by hand"], ["---"] * (len(self.arms) + 3)]
+        arms = [arm for arm in IN_PLACE if any(row["plan"] == arm for row in rows)]
+        table = [["case", "callback", *arms, "of the best by hand"], ["---"] * (len(arms) + 3)]
         missed, bests = list[str](), list[float]()
         for case in cases:
             found = {row["plan"]: row for row in rows if row["case"] == case}
             best = _best_by_hand(found)
             bests += [] if best is None else [best]
-            cells = [_cell(found.get(arm)) for arm in self.arms]
+            cells = [_cell(found.get(arm)) for arm in arms]
             table.append([case, _phases(found), *cells, "" if best is None else f"{best:.3f}"])
             missed += _missed(case, found, best)
         eager = [row["ratio"] for row in rows if row["plan"] == EAGER and row.get("ratio") is not None]
@@ -94,9 +95,9 @@ class SteadySuite(CaseSuite):
 
 def _mean(what: str, ratios: Sequence[float]) -> str:
     mean = geometric_mean(ratios)
-    return f"Geometric mean of {what}: " + (
-        "not measured." if mean is None else f"{mean:.3f} ({len(ratios)} cases)."
-    )
+    if mean is None:
+        return f"Geometric mean of {what}: not measured."
+    return f"Geometric mean of {what}: {mean:.3f} ({len(ratios)} case{'s' * (len(ratios) != 1)})."
 
 
 def _best_by_hand(found: Mapping[str, Row]) -> float | None:

@@ -43,11 +43,13 @@ class FakeRunner:
         }  # fmt: skip
 
 
-def run(folder: Path, runner: FakeRunner, **changes: Any) -> tuple[list[dict[str, Any]], str]:
+def run(
+    folder: Path, runner: FakeRunner, command: str = "test", **changes: Any
+) -> tuple[list[dict[str, Any]], str]:
     given: dict[str, Any] = {"cases": CASES_USED, "quick_cases": ["mlp"], "scopes": SCOPES}
     told = io.StringIO()
     suite = ScopesSuite(**{**given, "options": {"threshold": 3}, **changes})
-    rows = suite.run(folder, runner=runner, console=Console(file=told, width=200), command="test")
+    rows = suite.run(folder, runner=runner, console=Console(file=told, width=200), command=command)
     return rows, told.getvalue()
 
 
@@ -91,14 +93,14 @@ def test_rows_of_another_commit_say_so_and_stand_where_they_belong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provenance, "commit", lambda: "aaaaaaa")
-    run(tmp_path, FakeRunner(), cases=["cnn"])
+    run(tmp_path, FakeRunner(), cases=["cnn"], command="the first one")
     file = tmp_path / "scopes.json"
     before = json.loads(file.read_text())
     for row in before["rows"]:
-        del row["commit"]  # as files were written before
+        del row["commit"], row["command"]  # as files were written before
     file.write_text(json.dumps(before))
     monkeypatch.setattr(provenance, "commit", lambda: "bbbbbbb")
-    run(tmp_path, FakeRunner(), cases=["mlp", "cnn"])
+    run(tmp_path, FakeRunner(), cases=["mlp", "cnn"], command="another one")
     after = json.loads(file.read_text())
     found = [(row["case"], row["plan"], row["commit"]) for row in after["rows"]]
     assert found == [
@@ -109,6 +111,7 @@ def test_rows_of_another_commit_say_so_and_stand_where_they_belong(
     ]
     assert after["commit"] == "bbbbbbb, aaaaaaa"
     assert "- commit: bbbbbbb, aaaaaaa" in (tmp_path / "scopes.md").read_text()
+    assert "- command: another one; the first one" in (tmp_path / "scopes.md").read_text()
 
 
 def test_without_git_no_commit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,15 @@ def test_what_misses_a_goal_is_named_with_its_reason(tmp_path: Path) -> None:
     assert "## Below a goal\n\nNone." in page
 
 
+def test_a_page_shows_the_arms_of_an_earlier_command_too(tmp_path: Path) -> None:
+    page_of(tmp_path, cases=["mlp"])
+    page, _ = page_of(tmp_path, cases=["cnn"], arms=["eager"])
+    assert "| case | callback | eager | step | step+optimizer | of the best by hand |" in page
+    assert "| cnn | steady | 1.700 [1.690, 1.710] |  |  |  |" in page
+    assert "of eager / ours: 1.304 (2 cases)" in page
+    assert "best by hand / ours: 1.200 (1 case)." in page
+
+
 def test_files_say_the_same(tmp_path: Path) -> None:
     page_of(tmp_path)
     rows = json.loads((tmp_path / "steady.json").read_text())["rows"]
