@@ -12,7 +12,7 @@ CALM = 32
 """After so many looks at steps at rest naps begin: whatever comes once in as many steps was met before."""
 
 CALM_EAGER = 16
-"""The same where nothing is compiled, so that no step can run wrongly: in small steps a look is some 5%."""
+"""The same where nothing is compiled, so that no step can run wrongly; the price of a look is seen there."""
 
 LOOKS_AFTER_ANOTHER = 8
 """Looks before the next nap, once a step was of another kind or has not fitted the compiled code."""

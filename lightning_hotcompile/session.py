@@ -128,14 +128,14 @@ class Session:
         self.flip.ahead.mark(record)
         self._current = (track, record, lane)
         self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
+        as_before, self._lane = lane is self._lane, lane
         if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
             self.watch.begin_recording(record)
             self._calm = 0
-        elif lane is not Lane.COMPILE and lane is self._lane and self._is_at_rest(track):
+        elif lane is not Lane.COMPILE and as_before and self._is_at_rest(track):
             self._calm += 1
         else:
             self._stay_awake()
-        self._lane = lane
         self.side.begin_step()
         self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
         self._clock.start(record)

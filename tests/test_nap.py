@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.nap import CALM, CALM_EAGER, LOOKS_AFTER_ANOTHER, NAP
 from lightning_hotcompile.session import Session
 from tests.hot import hot
@@ -126,6 +128,22 @@ def test_code_that_fits_no_longer_is_compiled_again_after_a_few_steps(considered
     (track,) = considered.session.watch.tracks
     assert callback.report.recompiles == 1
     assert 400 - track.compiled_steps <= steady_since(callback) + 8
+
+
+def test_steps_are_looked_at_after_compiled_code_was_taken_back(considered: Looks) -> None:
+    """Naps begin sooner where nothing is compiled, but not at once."""
+
+    class TakesBack(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 240:
+                considered.session.abandon_step()
+                (track,) = considered.session.watch.tracks
+                track.state = replace(track.state, phase=Phase.REVERTED, may_retry=False)
+
+    callback = hot(scope="step", compile_optimizer=False)
+    train([8] * 320, [callback, TakesBack()])
+    assert callback.report.phase == "reverted"
+    assert set(range(240, 240 + LOOKS_AFTER_ANOTHER)) <= set(considered)
 
 
 def test_another_signature_after_a_steady_one_becomes_hot() -> None:
