@@ -155,7 +155,7 @@ def others_s(runs: Runs, steps: int, state: str, slowness: float) -> dict[str, t
     elif eager is not None:
         found[EAGER] = (carried_on(eager, steps),) * 2
     for arm, its in _compiled(runs).items():
-        first, second = map(its.get, (COLD, WARM) if state == COLD else (WARM, WARM_AGAIN))
+        first, second = map(its.get, _compared_with(state))
         if first is not None:
             once = carried_on(first, steps, slowness)
             if second is None:
@@ -165,6 +165,11 @@ def others_s(runs: Runs, steps: int, state: str, slowness: float) -> dict[str, t
             else:
                 found[arm] = once, carried_on(second, steps, slowness)
     return found
+
+
+def _compared_with(state: str) -> tuple[str, str]:
+    """The states of a compiled arm's two trainings that the callback's in this state is compared with."""
+    return (COLD, WARM) if state == COLD else (WARM, WARM_AGAIN)
 
 
 def _compiled(runs: Runs) -> dict[str, dict[str, Run]]:
@@ -201,7 +206,12 @@ def _cell(
 
 def _notes(runs: Runs, hot: Run, state: str) -> tuple[str, ...]:
     eager, notes = longest(runs, EAGER), []
-    compared = [(arm, run) for arm, its in _compiled(runs).items() for s, run in its.items() if s == state]
+    compared = [
+        (arm, its[other])
+        for arm, its in _compiled(runs).items()
+        for other in _compared_with(state)
+        if other in its
+    ]
     if eager is not None:
         for arm, run in (*compared, (HOTCOMPILE, hot)):
             apart = trained_otherwise(run.end, eager.marks.get(run.steps))
@@ -209,7 +219,7 @@ def _notes(runs: Runs, hot: Run, state: str) -> tuple[str, ...]:
     changed = drift(runs)
     if changed is not None and abs(changed - 1) > MOST_DRIFT:
         notes.append(f"the machine changed: eager's training took {changed:.2f} of its first time at the end")
-    return tuple(notes)
+    return tuple(dict.fromkeys(notes))
 
 
 def trained_otherwise(mark: Mark, eager: Mark | None) -> str | None:

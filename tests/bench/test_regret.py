@@ -264,6 +264,30 @@ def test_an_arm_that_did_not_learn_gets_a_note() -> None:
     assert [note for note in cell.notes if note.startswith("step moved its weights by 0")]
 
 
+@pytest.mark.parametrize(
+    ("cache", "wrong"),
+    [
+        ("cold", "cold"),
+        ("warm", "warm"),
+        ("warm", "warm again"),
+        ("prepared", "warm"),
+        ("prepared", "warm again"),
+    ],
+)
+def test_each_training_that_a_cell_is_compared_with_is_looked_at(cache: str, wrong: str) -> None:
+    right = a_run(96, 0.001)
+    idle = dataclasses.replace(right, marks={96: dataclasses.replace(right.end, moved=0.0)})
+    runs = {
+        ("eager", 200, "cold"): a_run(200, 0.01, marks=(96,)),
+        ("hotcompile", 200, cache): a_run(200, 0.01),
+        **{
+            ("step", 96, state): idle if state == wrong else right for state in ("cold", "warm", "warm again")
+        },
+    }
+    (cell,) = cells_of("mlp", runs, [200])
+    assert [note for note in cell.notes if note.startswith("step moved its weights by 0")]
+
+
 def test_a_machine_that_changes_in_between_gets_a_note() -> None:
     runs = {
         ("eager", 200, "cold"): a_run(200, 0.01),
