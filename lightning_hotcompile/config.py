@@ -218,7 +218,9 @@ class HotCompileConfig:
     def is_repeatable(self) -> bool:
         """Whether nothing is decided by the clock, so that equal trainings stay equal to the last bit."""
         kept = self.min_speedup == 0 and not self.cost_gate
-        return kept and self.prewarm is False and not self.fused_optimizer
+        tries_kernels = self.fused_optimizer and self.compile_optimizer == "auto"
+        tunes = "max-autotune" in (self.mode or "")
+        return kept and self.prewarm is False and not tries_kernels and not tunes
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

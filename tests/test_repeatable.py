@@ -43,7 +43,7 @@ class Slowed(pl.Callback):
         session = self._callback._runs["train"].session
         self.lanes.append(session._lane)
         if session._lane is self._lane:
-            time.sleep(0.004)
+            time.sleep(0.02)
 
 
 def lanes(slow: Lane, **options: Any) -> list[Lane]:
@@ -72,6 +72,13 @@ def test_each_of_these_options_is_needed(name: str) -> None:
     assert HotCompileConfig(**OPTIONS).is_repeatable
     others = {other: value for other, value in OPTIONS.items() if other != name}
     assert not HotCompileConfig(**others).is_repeatable
+
+
+def test_what_else_the_clock_decides() -> None:
+    """Inductor times kernels to choose among them; fused ones are tried with ``compile_optimizer="auto"``."""
+    assert not HotCompileConfig(**OPTIONS, mode="max-autotune").is_repeatable
+    tried = {**OPTIONS, "fused_optimizer": True}
+    assert HotCompileConfig(**tried, compile_optimizer=False).is_repeatable
 
 
 class Dropping(Net):
