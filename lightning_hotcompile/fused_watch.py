@@ -193,12 +193,20 @@ class FusedWatch:
         for each in self._on_trial:
             each.step.take_out()
 
-    @property
-    def saved_s(self) -> float | None:
-        """Seconds that kernels have saved, less what all trials took; ``None`` where none is in use."""
+    def saved_s(self, compiled_runs: Callable[[str], int]) -> float | None:
+        """Seconds that kernels have saved, less what all trials took; ``None`` where none is in use.
+
+        Args:
+            compiled_runs: updates of an optimizer by compiled code, by its name. What that has saved over the
+                kernel is in the time of the step; over the loop it saves what the kernel does, and that.
+        """
         if all(each.step.stage is not Stage.KEPT for each in self._on_trial):
             return None
-        return sum(each.saves_s * each.step.runs - each.step.check_s for each in self._on_trial)
+        return sum(
+            each.saves_s * (each.step.runs + (each.step.stage is Stage.KEPT) * compiled_runs(each.name))
+            - each.step.check_s
+            for each in self._on_trial
+        )
 
     def report(self) -> tuple[FusedOptimizer, ...]:
         """What was found."""

@@ -122,7 +122,7 @@ class Judge:
     def may_try_others(self, track: Track) -> bool:
         """Whether other plans than the first one are for this callback to try: at least all of that one."""
         config, plan = self._config, self._flip.installation.plan
-        free = config.scope == "auto" or plan.spares_optimizers
+        free = config.scope in ("auto", "step") or plan.spares_optimizers
         chosen = free and config.cost_gate and config.min_speedup > 0
         alone = self._trainer.world_size == 1 and self._watch.tracks.flipped() == 1
         measured = self._stage == TRAIN and track.pairs.n > 0

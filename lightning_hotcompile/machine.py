@@ -187,7 +187,8 @@ def _refining(state: State, facts: Facts) -> Transition:
     if facts.failure is not None:
         return _revert(state, facts)
     ratio = facts.ratio
-    if ratio is not None and ratio.high < 1:
+    # Where it stays undecided, the better guess: by then the choice costs nothing.
+    if ratio is not None and (ratio.value if facts.settling_is_over else ratio.high) < 1:
         slower = f"a step is {1 / ratio.value:.2f}x faster if {state.trying} is not compiled"
         return Transition(_to(state, Phase.SETTLING, slower), Action.DROP_PART)
     helps = ratio is not None and ratio.low > 1

@@ -95,10 +95,14 @@ def other_plans(
 ) -> list[CompilePlan]:
     """Plans that can be tried, the one by rule first, then the most promising ones; on one rank only.
 
-    Other scopes have the optimizers compiled; then come other modes, of each plan.
+    Other scopes have the optimizers compiled; then comes the present one with those for which torch has a
+    fused kernel, and then other modes, of each plan.
     """
-    if config.scope != "auto" or config.targets or trainer.world_size > 1:
+    if config.targets or trainer.world_size > 1:
         return [plan]
+    whole = _with_optimizers(trainer, module, config, plan)
+    if config.scope != "auto":
+        return [plan, *whole]
     wanted = config.compile_optimizer if config.compile_optimizer != "auto" else True
     fused = uses_fused_optimizers(trainer, config)
     options = [replace(config, scope=scope, compile_optimizer=wanted) for scope in other_scopes(module, plan)]
@@ -107,7 +111,17 @@ def other_plans(
     modes = other_modes(config, trainer_facts.device_type(module))
     lean = plan.without_optimizers()
     plans = (plan, *scopes, *([lean] if lean is not None else ()))
-    return [plan, *scopes, *(replace(each, mode=mode) for mode in modes for each in plans)]
+    return [plan, *scopes, *whole, *(replace(each, mode=mode) for mode in modes for each in plans)]
+
+
+def _with_optimizers(
+    trainer: Trainer, module: LightningModule, config: HotCompileConfig, plan: CompilePlan
+) -> list[CompilePlan]:
+    """The plan with the optimizers that it leaves to torch's fused kernels, if there are any."""
+    if not uses_fused_optimizers(trainer, config):
+        return []
+    whole = plan_for(trainer, module, config, fused=False)
+    return [replace(whole, adds_optimizers=True)] if whole.is_more_than(plan) else []
 
 
 def other_modes(config: HotCompileConfig, device_type: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.weighing import Weighing
 
@@ -101,6 +102,10 @@ class Rounds:
         """Seconds of compiling in all rounds."""
         return sum(flip.installation.timer.seconds for flip in self._flips)
 
+    def compiled_runs(self, region: str) -> int:
+        """Runs of a region's compiled code in all rounds."""
+        return sum(flip.installation.witness.runs_of(region) for flip in self._flips)
+
     def move(self, track: Track, steps: int) -> None:
         """At most one transition of this signature, and the next round if that was the end of one."""
         if self._is_trial and track is not self._track:
@@ -178,7 +183,7 @@ class Rounds:
         if best is None and track.state.may_retry:
             return
         self._ledger.end_round()
-        if best is None or result.speedup > best.speedup * CLEARLY_BETTER:
+        if best is None or _is_better(result, best):
             self._best = result
         else:
             self._return_to(best, track, result)
@@ -216,12 +221,24 @@ class Rounds:
         return False
 
     def _is_candidate(self, plan: CompilePlan) -> bool:
-        """Modes are tried on what is kept, and on nothing if nothing helps."""
-        if plan.mode is None or self._best is None:
+        """Modes, and compiled optimizers for fused ones, are tried on what is kept, if anything helps."""
+        if self._best is None or (plan.mode is None and not plan.adds_optimizers):
             return plan.mode is None
-        usual, best = replace(plan, mode=None), self._best
-        return usual.name == best.round.plan.name and best.state.phase is Phase.STEADY
+        kept, is_kept = self._best.round.plan, self._best.state.phase is Phase.STEADY
+        if plan.adds_optimizers:
+            return is_kept and plan.is_more_than(kept)
+        return is_kept and replace(plan, mode=None).name == kept.name
 
     def _go_to(self, following: Round) -> None:
         self.now = following
         self._flips.append(following.flip)
+
+
+def _is_better(result: _Result, best: _Result) -> bool:
+    """Whether a later plan takes the place of the best one before it.
+
+    One that is the same with more optimizers was held against it directly, while it was refined.
+    """
+    if result.state.phase is Phase.STEADY and result.round.plan.is_more_than(best.round.plan):
+        return result.state.refined and OPTIMIZER in result.round.flip.installation.parts
+    return result.speedup > best.speedup * CLEARLY_BETTER

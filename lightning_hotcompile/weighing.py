@@ -15,6 +15,7 @@ from lightning_hotcompile.memory import Memory
 from lightning_hotcompile.plan.compile_cost import assumed_compile_s
 from lightning_hotcompile.plan.forecast import (
     GAIN_OF_ONE_MORE,
+    GAIN_OVER_KERNEL,
     WARM_SHARE,
     Child,
     Decision,
@@ -126,23 +127,21 @@ class Weighing:
 
     def _gain_of_another(self, plan: CompilePlan) -> float:
         """What it is taken to gain over the present one; by the prior where it adds the optimizers to it."""
-        if not self._adds_optimizers(plan):
+        if not plan.is_more_than(self._plan):
             return GAIN_OF_ONE_MORE
+        if plan.adds_optimizers:
+            return GAIN_OVER_KERNEL
         step_s = self._ledger.eager_step_s if self._on_cpu else None
         whole, part = (
             expected_speedup(p.regions, step_s, self._watch.op_statistics) for p in (plan, self._plan)
         )
         return max(1.0, whole / part)
 
-    def _adds_optimizers(self, plan: CompilePlan) -> bool:
-        mine = self._plan
-        return mine.spares_optimizers and not plan.spares_optimizers and plan.scope == mine.scope
-
     def _cost_of_another(self, plan: CompilePlan) -> float:
         """Seconds of compiling it; what the present plan has compiled alike is only loaded."""
         ops = self._watch.op_statistics
         cost_s = self._memory.expectation(plan, None, None, ops).compile_s
-        if not self._adds_optimizers(plan) or self._config.backend != "inductor":
+        if not plan.is_more_than(self._plan) or self._config.backend != "inductor":
             return cost_s
         return cost_s - (1 - WARM_SHARE) * self._memory.expectation(self._plan, None, None, ops).compile_s
 

@@ -167,7 +167,13 @@ def test_a_run_that_asks_for_something_else_knows_nothing_of_what_auto_has_found
 def test_two_plans_for_real(cheap_compiles: None, tmp_path: Path) -> None:
     """Inductor and the real clock: whichever plan wins, both were measured, and nothing is lost."""
     plain, model = seeded(Net), seeded(Net)
-    callback = HotCompile(threshold=3, prewarm=False, store=str(tmp_path / "store"), on_error="raise")
+    settings: dict[str, Any] = {
+        "threshold": 3,
+        "prewarm": False,
+        "on_error": "raise",
+        "fused_optimizer": False,
+    }
+    callback = HotCompile(store=str(tmp_path / "store"), **settings)
     fit(plain, max_steps=400, max_epochs=-1)
     fit(model, [callback], max_steps=400, max_epochs=-1)
     report = callback.report
@@ -370,6 +376,7 @@ class TestModes:
     @pytest.mark.slow
     def test_inductor_gets_the_mode(self, cheap_compiles: None, tmp_path: Path) -> None:
         settings: dict[str, Any] = {"threshold": 3, "prewarm": False, "on_error": "raise"}
+        settings["fused_optimizer"] = False
         plain, model = seeded(Net), seeded(Net)
         callback = HotCompile(store=str(tmp_path / "store"), **settings)
         fit(plain, max_steps=600, max_epochs=-1)

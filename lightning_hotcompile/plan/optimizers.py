@@ -15,6 +15,12 @@ COMPILABLE = frozenset(
 )
 """Optimizers of ``torch.optim`` whose multi-tensor step captures as one graph."""
 
+MAY_LIE_UNDER = "_hotcompile_may_lie_under"
+"""On a ``step`` that was put in place of torch's: its own id if a compiled one may be put over it, else 0.
+
+Who wraps it with ``functools.wraps`` copies the mark, but not the id.
+"""
+
 HAVE_FUSED = frozenset(["Adagrad", "Adam", "AdamW", "SGD"])
 """Optimizers of ``torch.optim`` with ``fused=True`` for the CPU."""
 
@@ -35,7 +41,7 @@ def optimizer_regions(
     regions, notes = [], []
     for index, optimizer in enumerate(optimizers):
         name = type(optimizer).__name__
-        if fused and why_not_fused(optimizer) is None:
+        if fused and (has_kernel(optimizer) or why_not_fused(optimizer) is None):
             notes.append(f"optimizer {index} ({name}) is not compiled: torch has a fused kernel for it")
             continue
         if wanted == "auto" and scope != "step":
@@ -57,12 +63,22 @@ def optimizer_regions(
     return tuple(regions), tuple(notes)
 
 
+def has_kernel(optimizer: Any) -> bool:
+    """Whether its step was replaced by one that has torch's fused kernel do the update."""
+    return _is_ours(vars(optimizer).get("step"))
+
+
+def _is_ours(step: Any) -> bool:
+    step = getattr(step, "__func__", step)
+    return step is not None and getattr(step, MAY_LIE_UNDER, 0) == id(step)
+
+
 def why_not_compiled(optimizer: Any) -> str | None:
     """Why this optimizer's step stays eager, or ``None`` if it can be compiled."""
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim") or kind.__name__ not in COMPILABLE:
         return f"{kind.__name__} is not one of torch.optim's multi-tensor optimizers"
-    if _is_wrapped(optimizer):
+    if _is_wrapped(optimizer, over_kernel=True):
         return "its step was wrapped or replaced, and what stands around it has to run"
     groups = optimizer.param_groups
     if any(group.get("fused") for group in groups):
@@ -82,6 +98,8 @@ def why_not_fused(optimizer: Any) -> str | None:
     kind = type(optimizer)
     if kind.__name__ not in HAVE_FUSED or getattr(torch.optim, kind.__name__, None) is not kind:
         return f"{kind.__name__} is not one of torch.optim's optimizers with a fused kernel for the CPU"
+    if getattr(vars(optimizer).get("step"), MAY_LIE_UNDER, None) == 0:
+        return "it is compiled"
     if _is_wrapped(optimizer):
         return "its step was wrapped or replaced, and what stands around it has to run"
     for group in optimizer.param_groups:
@@ -109,19 +127,21 @@ def _is_plain(parameter: Tensor) -> bool:
     return ours and parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.float64)
 
 
-def _is_wrapped(optimizer: Any) -> bool:
+def _is_wrapped(optimizer: Any, *, over_kernel: bool = False) -> bool:
     """Whether any layer of ``step``, on the instance or the class, is not PyTorch's own.
 
-    PyTorch's layers are its profiling, its grad mode and the counter of its LR schedulers.
+    PyTorch's layers are its profiling, its grad mode and the counter of its LR schedulers. ``over_kernel``:
+    the one that has its fused kernel do the update is none that has to run either.
     """
     steps = [type(optimizer).step, *[s for s in [vars(optimizer).get("step")] if s is not None]]
-    return any(not _is_torchs_own(step) for step in steps)
+    return any(not _is_torchs_own(step, over_kernel) for step in steps)
 
 
-def _is_torchs_own(step: Any) -> bool:
+def _is_torchs_own(step: Any, over_kernel: bool) -> bool:
     while step is not None:
         step = getattr(step, "__func__", step)
-        if not getattr(step, "__globals__", {}).get("__name__", "").startswith("torch.optim."):
+        in_torch = getattr(step, "__globals__", {}).get("__name__", "").startswith("torch.optim.")
+        if not in_torch and not (over_kernel and _is_ours(step)):
             return False
         step = getattr(step, "__wrapped__", None)
     return True

@@ -42,6 +42,9 @@ class CompilePlan:
     spares_optimizers: bool = False
     """Whether optimizers that could be compiled stay eager, for a shorter compile."""
 
+    adds_optimizers: bool = False
+    """Whether optimizers are compiled that have a fused kernel of torch's."""
+
     mode: str | None = None
     """Inductor's mode for this plan alone; ``None`` leaves the callback's own."""
 
@@ -49,7 +52,8 @@ class CompilePlan:
     def name(self) -> str:
         """What tells it from other plans of the same step: the scope, and how it is carried out."""
         spared = " without optimizer" if self.spares_optimizers else ""
-        return f"{self.scope}{spared}" + ("" if self.mode is None else f", {self.mode}")
+        added = " with optimizer" if self.adds_optimizers else ""
+        return f"{self.scope}{spared}{added}" + ("" if self.mode is None else f", {self.mode}")
 
     @property
     def digest(self) -> str:
@@ -74,6 +78,15 @@ class CompilePlan:
         why = "is left out, for a shorter compile"
         notes = (*self.notes, *(f"{region.name} ({region.class_name}) {why}" for region in spared))
         return replace(self, regions=tuple(others), notes=notes, spares_optimizers=True)
+
+    def is_more_than(self, other: CompilePlan) -> bool:
+        """Whether it is the other plan, with optimizers compiled that stay as they are there."""
+        more = [region for region in self.regions if region not in other.regions]
+        return (
+            self.mode == other.mode
+            and len(self.regions) == len(other.regions) + len(more)
+            and {region.kind for region in more} == {"optimizer"}
+        )
 
     def __str__(self) -> str:
         return render_tree(self)

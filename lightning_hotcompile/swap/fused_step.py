@@ -86,18 +86,20 @@ class FusedStep:
         self._misfits = 0
         self._rests = 0
         self._turns = 0
-        self._undo: Callable[[], None] | None = None
+        self._is_out = True
+        self._undo: Callable[[], bool] | None = None
 
     def put(self) -> None:
         """Give the optimizer a ``step`` of its own; a second call does nothing."""
         if self._undo is None:
-            self._undo = ReplacedStep(self.optimizer, self._update, self._is_off).put()
+            step = ReplacedStep(self.optimizer, self._update, self._is_off, may_lie_under=True)
+            self._undo, self._is_out = step.put(), False
 
     def take_out(self) -> None:
-        """Give it back the one it had; a second call does nothing."""
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
+        """Give it back the one it had. What lies under another one goes when it is asked again."""
+        self._is_out = True
+        if self._undo is not None and self._undo():
+            self._undo = None
 
     def keep(self) -> None:
         """From now on the fused kernel, wherever it fits."""
@@ -109,7 +111,7 @@ class FusedStep:
         self.take_out()
 
     def _is_off(self) -> bool:
-        return self._undo is None or self.stage is Stage.LEFT or torch.compiler.is_compiling()
+        return self._is_out or self.stage is Stage.LEFT or torch.compiler.is_compiling()
 
     def _update(self) -> None:
         self.updates += 1

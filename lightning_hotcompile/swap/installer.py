@@ -59,7 +59,7 @@ class SwappedRegion:
         self._witness = witness
         self._watch = witness.watch
         self._settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._compiled_call: CompiledFunction | None = None
 
     @property
@@ -138,7 +138,7 @@ class SwappedRegion:
         while self._undo:
             self._undo.pop()()
 
-    def undo_later(self, action: Callable[[], None]) -> None:
+    def undo_later(self, action: Callable[[], object]) -> None:
         """Remember how to take back one change."""
         self._undo.append(action)
 

@@ -12,6 +12,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as of_all
 
+from lightning_hotcompile.plan.optimizers import MAY_LIE_UNDER
+
 
 def bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
     """The class's ``step`` without its wrappers: hooks, profiling, grad mode.
@@ -45,27 +47,37 @@ class ReplacedStep:
         optimizer: one of ``torch.optim``.
         update: changes the parameters, once their gradients are there.
         is_off: whether a call is to run as if nothing had been replaced.
+        may_lie_under: whether a compiled step may be put over this one.
     """
 
-    def __init__(self, optimizer: Optimizer, update: Callable[[], None], is_off: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        update: Callable[[], None],
+        is_off: Callable[[], bool],
+        *,
+        may_lie_under: bool = False,
+    ) -> None:
         self._optimizer = optimizer
         self._update = update
         self._is_off = is_off
+        self._may_lie_under = may_lie_under
 
-    def put(self) -> Callable[[], None]:
-        """Give the optimizer a ``step`` of its own; what is returned takes it away again."""
+    def put(self) -> Callable[[], bool]:
+        """Give the optimizer a ``step`` of its own; what is returned takes it away, if it is on top."""
         optimizer = self._optimizer
         before = vars(optimizer).get("step")
         ours = types.MethodType(self._replacement(optimizer.step), optimizer)
         vars(optimizer)["step"] = ours
 
-        def undo() -> None:
+        def undo() -> bool:
             if vars(optimizer).get("step") is not ours:
-                return  # wrapped since by somebody: theirs stays, and ours is eager from now on
+                return False  # wrapped since by somebody: theirs stays, and ours is eager from now on
             if before is None:
                 vars(optimizer).pop("step", None)
             else:
                 vars(optimizer)["step"] = before
+            return True
 
         return undo
 
@@ -100,4 +112,5 @@ class ReplacedStep:
 
         if getattr(eager, "_wrapped_by_lr_sched", False):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        setattr(step, MAY_LIE_UNDER, id(step) if self._may_lie_under else 0)
         return step
