@@ -40,6 +40,9 @@ UNTIMED = 4
 MOST_STEPS = 4000
 """Until the callback has decided."""
 
+TRAINING = 100_000_000
+"""Steps of the training that is ended early: one so long that all pays that helps."""
+
 _PUT_ON_MODULES = ("training_step", "_compiled_call_impl")
 _PUT_ON_OPTIMIZERS = ("step",)
 _OF_GROUPS = ("lr", "fused", "foreach")
@@ -210,7 +213,7 @@ def run(case: Case, arm: str, blocks: int, options: dict[str, Any]) -> dict[str,
     turns = InTurns(hot, arm, blocks)
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=-1,
+        max_steps=TRAINING,
         callbacks=[turns, hot],
         logger=False,
         enable_checkpointing=False,
