@@ -239,6 +239,7 @@ def _is_better(result: _Result, best: _Result) -> bool:
 
     One that is the same with more optimizers was held against it directly, while it was refined.
     """
-    if result.state.phase is Phase.STEADY and result.round.plan.is_more_than(best.round.plan):
+    are_in_use = result.state.phase is best.state.phase is Phase.STEADY
+    if are_in_use and result.round.plan.is_more_than(best.round.plan):
         return result.state.refined and OPTIMIZER in result.round.flip.installation.parts
     return result.speedup > best.speedup * CLEARLY_BETTER

@@ -218,6 +218,22 @@ MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
     ),
     ("a part helps", refining(), Facts(ratio=FASTER), Phase.STEADY, Action.NONE, "before"),
     (
+        "a part that helps as far as can be told",
+        refining(),
+        Facts(ratio=UNSURE_UP, settling_is_over=True),
+        Phase.STEADY,
+        Action.NONE,
+        "before",
+    ),
+    (
+        "a part that slows the step down as far as can be told",
+        refining(),
+        Facts(ratio=ratio(0.96, 0.99, 1.02), settling_is_over=True),
+        Phase.SETTLING,
+        Action.DROP_PART,
+        "a step is 1.01x faster if optimizer is not compiled",
+    ),
+    (
         "a part helps, and the whole is too slow",
         refining(TOO_SLOW),
         Facts(ratio=UNSURE_UP, settling_is_over=True),
