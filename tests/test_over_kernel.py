@@ -87,6 +87,7 @@ def test_one_that_cannot_be_compiled_is_left(train: Callable[..., HotCompile]) -
     machine = Machine("optimizer", step=-4.0, module=1.0)
     report = train(machine, on_error="eager").report
     assert (report.phase, report.scope) == ("steady", "step")
+    assert list(report.tried) == ["step", "module", WHOLE]
     assert is_as_it_was(machine)
 
 

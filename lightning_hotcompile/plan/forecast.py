@@ -12,7 +12,7 @@ GAIN_OF_ONE_MORE = 1.05
 """Assumed gain of another scope over the one by rule, where it has any (4 to 12% in the suite ``scopes``)."""
 
 GAIN_OVER_KERNEL = 1.01
-"""The same of a compiled optimizer over torch's fused kernel (up to 3% in the suite ``steady``, or none)."""
+"""The same of a compiled optimizer over torch's fused kernel (up to 2% by hand in suite ``steady``)."""
 
 CHEAP = 0.01
 """Share of the time that is left which may be spent to find out, whatever the expected gain."""
