@@ -241,6 +241,26 @@ def test_the_captured_graph_is_that_of_the_flip(name: str, monkeypatch: pytest.M
     assert [g.code for g in found] == [g.code for g in graphs_of_a_step(optimizer)]
 
 
+def test_what_has_no_memory_can_be_shown_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, shown = list[Optimizer](), list[str]()
+
+    def rebuilt(words: str) -> Optimizer:
+        built.append(rebuild(words))
+        return built[0]
+
+    def backend(*_: Any) -> None:  # torch 2.11 does the same for the message of a guard
+        shown.extend(repr(parameter) for parameter in built[0].param_groups[0]["params"])
+
+    monkeypatch.setattr(CompileState, "applied", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(optimizerfile, "rebuild", rebuilt)
+    monkeypatch.setattr(optimizerfile, "resolve_backend", lambda *_, **__: backend)
+    before = torch.Tensor.__repr__
+    compile_optimizer(pack_optimizer(swapped(sgd())))
+    assert shown
+    assert all("Parameter" in text for text in shown)
+    assert torch.Tensor.__repr__ is before
+
+
 def test_an_option_that_cannot_be_pickled_is_a_reason() -> None:
     with pytest.raises(NotPortable, match="options cannot be serialised"):
         pack_optimizer(swapped(sgd()), options={"post_grad_custom_pre_pass": lambda graph: None})
