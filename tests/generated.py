@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,3 +21,8 @@ def output_code(script: str, folder: Path) -> str:
     }
     subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, check=True, timeout=500)
     return code.read_text(encoding="utf-8")
+
+
+def bodies(code: str) -> list[str]:
+    """What each graph's code does when it is called, whether it is in Python or in C++."""
+    return re.split(r"def call\(|void inductor_entry_impl\(", code)[1:]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import RunOnlyContext
 
+from lightning_hotcompile.swap import overrides
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.numpy_calls import leave_numpy_alone
 
 _ISOLATION = "_isolate_recompiles_id"
 _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters and hasattr(
@@ -33,7 +33,7 @@ class CompiledFunction:
     def __init__(
         self, function: Callable[..., Any], backend: CompiledFn, *, dynamic: bool | None, fullgraph: bool
     ) -> None:
-        leave_numpy_alone(backend)
+        overrides.mark(backend)
         arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
         if _HAS_ISOLATION:
             arguments["isolate_recompiles"] = True
@@ -74,7 +74,9 @@ def without_disable(function: CompiledFn) -> CompiledFn:
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    if not isinstance(function, types.FunctionType):  # torch's own: Dynamo would call all of them by one frame
+    if not isinstance(
+        function, types.FunctionType
+    ):  # torch's own: Dynamo would call all of them by one frame
         return _with_own_code(lambda *args, **kwargs: function(*args, **kwargs))
     code = function.__code__.replace()
     copy = types.FunctionType(

@@ -12,7 +12,7 @@ import torch._dynamo
 import torch._functorch.config as functorch_config
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import layout_checks
+from lightning_hotcompile.swap import cpp_wrapper, layout_checks
 from lightning_hotcompile.swap.dynamo import CompiledFn
 
 
@@ -51,8 +51,9 @@ def resolve_backend(
     """A callable ``(graph_module, example_inputs)`` for a backend's name, mode and options.
 
     With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
-    the same order. With ``checks_at_once``, for graphs that autograd does not run backwards, its code does
-    not check the layout of each tensor: one call looks at all of them, see
+    the same order. On a CPU its kernels are called from C++, see
+    :mod:`~lightning_hotcompile.swap.cpp_wrapper`. With ``checks_at_once``, for graphs that autograd does not
+    run backwards, its code does not check the layout of each tensor: one call looks at all of them, see
     :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends are left as
     they are.
 
@@ -74,6 +75,16 @@ def resolve_backend(
 
 
 def _inductor(
+    mode: str | None, ours: Mapping[str, Any], options: Mapping[str, Any], *, checks_at_once: bool
+) -> CompiledFn:
+    usual = _compiler(mode, ours, options, checks_at_once=checks_at_once)
+    if cpp_wrapper.why_not_asked(options) is not None:
+        return usual
+    in_cpp = _compiler(mode, {**ours, **cpp_wrapper.OPTIONS}, options, checks_at_once=checks_at_once)
+    return cpp_wrapper.or_else(in_cpp, usual)
+
+
+def _compiler(
     mode: str | None, ours: Mapping[str, Any], options: Mapping[str, Any], *, checks_at_once: bool
 ) -> CompiledFn:
     @functools.cache

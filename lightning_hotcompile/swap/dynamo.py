@@ -28,11 +28,21 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
-from lightning_hotcompile.swap.numpy_calls import NumpyByNumpy
+from lightning_hotcompile.swap.numpy_calls import numpy_by_numpy
+from lightning_hotcompile.swap.overrides import Overrides
+from lightning_hotcompile.swap.python_state import left_to_python
 
 _log = logging.getLogger(__name__)
 
 CompiledFn = Callable[..., Any]
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+_GUARDS: dict[str, Any] = {
+    "skip_nnmodule_hook_guards": False,
+    **({"skip_tensor_guards_with_matching_dict_tags": False} if TORCH < (2, 13) else {}),
+}
+"""What guards look at, too: hooks, and whether a parameter requires gradients, which 2.11 overlooks."""
 
 # Before it was renamed, the function of this name took a message only.
 _break_the_graph: Callable[..., Any] = getattr(
@@ -45,7 +55,6 @@ CompilerError: tuple[type[Exception], ...] = (
     GuardOnDataDependentSymNode,
 )
 """What Dynamo raises when it cannot compile a frame, before any code of the frame ran."""
-
 
 RestartCompile = RestartAnalysis
 """What a backend raises when the frame has to be traced again; never to be swallowed."""
@@ -69,7 +78,7 @@ def compiling_allowed(
     is told in place of Dynamo's warning. Guards look at module hooks too, which Dynamo leaves out by
     default: a hook that one of several equal blocks has would silently not run. Integers of modules
     (``self.steps += 1``) become symbols once they change, where each new value would be a recompile.
-    What numpy computes and draws is left to numpy.
+    What numpy computes and draws is left to numpy, and state of Python's own objects to Python.
     """
     told = _FailuresTold(on_failure)
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]
@@ -80,13 +89,13 @@ def compiling_allowed(
         with (
             torch._dynamo.config.patch(
                 suppress_errors=suppress_errors,
-                skip_nnmodule_hook_guards=False,
                 allow_unspec_int_on_nn_module=True,
+                **_GUARDS,
             ),
             KeepsBuffers(),
             _KeepsCaches(),
             _LooksAtHooksOnce(),
-            NumpyByNumpy(_break_the_graph),
+            Overrides([*numpy_by_numpy(_break_the_graph), *left_to_python(_break_the_graph)]),
         ):
             yield
     finally:

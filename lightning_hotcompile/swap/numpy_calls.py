@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.misc import NumpyVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
 
+from lightning_hotcompile.swap.overrides import Override
+
 _PLACES: tuple[tuple[Any, str], ...] = (
     (NumpyVariable, "call_function"),
     (NumpyNdarrayVariable, "call_method"),
@@ -17,24 +20,13 @@ _PLACES: tuple[tuple[Any, str], ...] = (
 )
 """Where Dynamo would begin to stand in for numpy: a call of a function, of a method, an array of a tensor."""
 
-_MARK = "_hotcompile_leaves_numpy_alone"
-_WRAPPED = ("compiler_fn", "__wrapped__", "_torchdynamo_orig_backend")
-
 _PURE = (np.prod, np.sum, np.mean, np.max, np.min, np.clip, np.round)
 """With numbers in and a number out, as are all ufuncs (``np.sqrt``) and types (``np.float32``)."""
 
 _NUMBER = (bool, int, float, complex)
 
 
-def leave_numpy_alone(backend: Callable[..., Any]) -> None:
-    """Mark a backend: while :class:`NumpyByNumpy` is on, what is traced for it leaves numpy alone.
-
-    What the user compiles is not marked. It is as without the callback, also where it may not break.
-    """
-    setattr(backend, _MARK, True)
-
-
-class NumpyByNumpy:
+def numpy_by_numpy(break_the_graph: Callable[..., Any]) -> list[Override]:
     """Dynamo leaves numpy alone, at the price of a graph break; what has numbers only is a number.
 
     It would stand in for numpy with torch operations. They draw random numbers from torch's generator, and
@@ -46,42 +38,17 @@ class NumpyByNumpy:
         break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
     """
 
-    def __init__(self, break_the_graph: Callable[..., Any]) -> None:
-        self._break = break_the_graph
-        self._priors: list[Callable[..., Any]] = []
+    def call(name: str, prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "call_function" and (found := _number(variable.value, *args, **kwargs)) is not None:
+            return ConstantVariable.create(found)
+        return break_the_graph(
+            gb_type="call of numpy",
+            context=f"{name} {variable}",
+            explanation="What numpy computes is left to numpy.",
+            hints=[],
+        )
 
-    def __enter__(self) -> None:
-        for owner, name in _PLACES:
-            prior = getattr(owner, name)
-            self._priors.append(prior)
-            setattr(owner, name, self._instead_of(prior, name))
-
-    def __exit__(self, *_: object) -> None:
-        for owner, name in reversed(_PLACES):
-            setattr(owner, name, self._priors.pop())
-
-    def _instead_of(self, prior: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def method(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _is_marked(getattr(tx.output, "compiler_fn", None)):
-                return prior(variable, tx, *args, **kwargs)
-            if name == "call_function" and (found := _number(variable.value, *args, **kwargs)) is not None:
-                return ConstantVariable.create(found)
-            return self._break(
-                gb_type="call of numpy",
-                context=f"{name} {variable}",
-                explanation="What numpy computes is left to numpy.",
-                hints=[],
-            )
-
-        return method
-
-
-def _is_marked(backend: Any) -> bool:
-    while backend is not None:
-        if getattr(backend, _MARK, False):
-            return True
-        backend = next((getattr(backend, name) for name in _WRAPPED if hasattr(backend, name)), None)
-    return False
+    return [Override(owner, name, functools.partial(call, name)) for owner, name in _PLACES]
 
 
 def _number(

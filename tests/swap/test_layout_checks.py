@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.swap import layout_checks
 from tests.functions import turned
-from tests.generated import output_code
+from tests.generated import bodies, output_code
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -171,7 +171,7 @@ def other_single() -> Tensor:
 
 SCRIPT = """
 from tests.functions import turned
-from tests.generated import output_code
+from tests.generated import bodies, output_code
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 
@@ -191,7 +191,7 @@ def test_an_optimizers_code_checks_one_by_one_only_if_asked_to(
     tmp_path: Path, options: str, checked: list[bool]
 ) -> None:
     code = output_code(SCRIPT.format(options=options), tmp_path)
-    calls = code.split("def call(")[1:]
+    calls = bodies(code)
     assert [" assert_size_stride(" in call for call in calls] == checked, "forward, backward, optimizer"
 
 

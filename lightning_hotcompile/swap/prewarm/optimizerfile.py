@@ -90,7 +90,7 @@ def compile_optimizer(data: bytes) -> None:
 
 @contextlib.contextmanager
 def _shown_without_data() -> Iterator[None]:
-    """Tensors are shown by their type: torch 2.11 shows parameters in its guards, and these have no memory."""
+    """Tensors are shown by their type: torch 2.11 shows parameters in guards, and these have no memory."""
     with patch.object(torch.Tensor, "__repr__", _show_type):
         yield
 

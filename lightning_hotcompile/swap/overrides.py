@@ -1,0 +1,79 @@
+"""What Dynamo does otherwise while it traces for us: methods of its own that are overridden meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+Method = Callable[..., Any]
+
+_MARK = "_hotcompile_overrides"
+_WRAPPED = ("compiler_fn", "__wrapped__", "_torchdynamo_orig_backend")
+
+
+def mark(backend: Method) -> None:
+    """Mark a backend: what is traced for it while :class:`Overrides` are on is traced by them.
+
+    What the user compiles is not marked. It is as without the callback, also where it may not break.
+    """
+    setattr(backend, _MARK, True)
+
+
+@dataclass(frozen=True)
+class Override:
+    """A method of a class of Dynamo's, and what is called in its place.
+
+    Attributes:
+        owner: the class.
+        name: of the method.
+        instead: called with Dynamo's own method first, then with what that would have been called with.
+        translator: of the arguments from the second one on, which one says for which backend this is.
+    """
+
+    owner: type
+    name: str
+    instead: Method
+    translator: Callable[..., Any] = lambda self, tx, *args, **kwargs: tx
+
+
+class Overrides:
+    """A context in which methods of Dynamo's are overridden; it is not entered twice at a time.
+
+    Args:
+        overrides: which ones.
+    """
+
+    def __init__(self, overrides: Iterable[Override]) -> None:
+        self._overrides = tuple(overrides)
+        self._undo = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as undo:
+            for each in self._overrides:
+                method = _instead_of(getattr(each.owner, each.name), each)
+                undo.enter_context(patch.object(each.owner, each.name, method))
+            self._undo = undo.pop_all()
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+
+def _instead_of(prior: Method, override: Override) -> Method:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        translator = override.translator(*args, **kwargs)
+        if not _is_marked(getattr(translator.output, "compiler_fn", None)):
+            return prior(*args, **kwargs)
+        return override.instead(prior, *args, **kwargs)
+
+    return method
+
+
+def _is_marked(backend: Any) -> bool:
+    while backend is not None:
+        if getattr(backend, _MARK, False):
+            return True
+        backend = next((getattr(backend, name) for name in _WRAPPED if hasattr(backend, name)), None)
+    return False

@@ -1,0 +1,155 @@
+"""Whether Inductor's kernels are called from C++, and what happens where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from lightning_hotcompile.swap import cpp_wrapper
+from lightning_hotcompile.swap.cpp_wrapper import or_else, why_not_asked, why_not_possible
+from lightning_hotcompile.swap.dynamo import TORCH, RestartCompile
+from tests.generated import output_code
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+
+
+@pytest.fixture(autouse=True)
+def _as_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CPP_WRAPPER", raising=False)
+    monkeypatch.setattr(cpp_wrapper, "TORCH", (2, 13))
+
+
+class TestWhyNotAsked:
+    def test_asked_by_default(self) -> None:
+        assert why_not_asked({"max_autotune": True}) is None
+
+    @pytest.mark.parametrize("value", [True, False])
+    def test_not_where_the_options_say_it(self, value: bool) -> None:
+        assert why_not_asked({"cpp_wrapper": value}) == "options have cpp_wrapper"
+
+    @pytest.mark.parametrize("value", ["0", "1"])
+    def test_not_where_the_environment_says_it(self, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", value)
+        assert why_not_asked({}) == "TORCHINDUCTOR_CPP_WRAPPER is set"
+
+    def test_not_where_torch_would_not_check_layouts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpp_wrapper, "TORCH", (2, 12))
+        reason = why_not_asked({})
+        assert reason is not None
+        assert "does not check sizes and strides" in reason
+
+
+def captured(function: Any, *inputs: Any) -> tuple[GraphModule, Sequence[Any]]:
+    found: list[tuple[GraphModule, Sequence[Any]]] = []
+
+    def backend(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        found.append((graph_module, example_inputs))
+        return graph_module.forward
+
+    torch.compile(function, backend=backend)(*inputs)
+    return found[0]
+
+
+class TestWhyNotPossible:
+    def test_possible_on_the_cpu(self) -> None:
+        assert why_not_possible(*captured(lambda x: x.sin() + 1, torch.ones(2))) is None
+
+    def test_not_with_an_input_elsewhere(self) -> None:
+        assert (
+            why_not_possible(*captured(torch.sin, torch.ones(2, device="meta"))) == "it has tensors on meta"
+        )
+
+    def test_not_with_a_tensor_in_between_that_is_elsewhere(self) -> None:
+        def function(x: Tensor) -> Tensor:
+            return x + torch.zeros(3, device="meta").size(0)
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to("meta").sin()
+
+        assert why_not_possible(*captured(function, torch.ones(2))) == "it has tensors on meta"
+        assert why_not_possible(*captured(moved, torch.ones(2))) == "it has tensors on meta"
+
+
+class TestOrElse:
+    @pytest.fixture
+    def graph(self) -> tuple[GraphModule, Sequence[Any]]:
+        return captured(lambda x: x.sin() + 1, torch.ones(2))
+
+    def test_the_first_one_is_used_where_it_can(self, graph: Any) -> None:
+        calls: list[str] = []
+        backend = or_else(lambda *_: calls.append("C++"), lambda *_: calls.append("usual"))
+        backend(*graph)
+        assert calls == ["C++"]
+
+    def test_the_second_one_is_used_elsewhere(self) -> None:
+        calls: list[str] = []
+        backend = or_else(lambda *_: calls.append("C++"), lambda *_: calls.append("usual"))
+        backend(*captured(torch.sin, torch.ones(2, device="meta")))
+        assert calls == ["usual"]
+
+    def test_after_a_failure_the_second_one_gets_the_graph_as_it_was(self, graph: Any) -> None:
+        before, seen = graph[0].code, list[str]()
+
+        def fails_half_way(graph_module: GraphModule, _: Any) -> Any:
+            for node in graph_module.graph.nodes:
+                if node.op == "call_method":
+                    node.target = "cos"
+            graph_module.recompile()
+            raise NotImplementedError("no shim for this operation")
+
+        def usual(graph_module: GraphModule, _: Any) -> Any:
+            seen.append(graph_module.code)
+            return graph_module.forward
+
+        compiled = or_else(fails_half_way, usual)(*graph)
+        assert seen == [before]
+        (out,) = compiled(torch.ones(2))
+        assert out.equal(torch.ones(2).sin() + 1)
+
+    def test_a_restart_is_no_failure(self, graph: Any) -> None:
+        def restarts(*_: Any) -> Any:
+            raise RestartCompile
+
+        with pytest.raises(RestartCompile):
+            or_else(restarts, lambda *_: pytest.fail("compiled"))(*graph)
+
+
+SCRIPT = """
+from tests.hot import hot
+from tests.models import Net, fit, seeded
+
+callback = hot(backend="inductor", scope="step", store=None, compile_optimizer=True, {options})
+fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
+assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TORCH < (2, 13), reason="not used with this torch")
+@pytest.mark.parametrize(("options", "in_cpp"), [("", 3), ("options=dict(cpp_wrapper=False)", 0)])
+def test_forward_backward_and_optimizer_call_their_kernels_from_cpp(
+    tmp_path: Path, options: str, in_cpp: int
+) -> None:
+    code = output_code(SCRIPT.format(options=options), tmp_path)
+    assert code.count("void inductor_entry_impl(") == in_cpp
+    assert code.count("def call(self, args)") == 3 - in_cpp
+
+
+@pytest.mark.slow
+def test_training_is_right_where_the_first_way_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any) -> Any:
+        raise NotImplementedError("no C++ wrapper here")
+
+    monkeypatch.setattr(torch._inductor.graph.GraphLowering, "codegen_with_cpp_wrapper", fails)
+    callback = hot(backend="inductor", scope="step", store=None)
+    plain, swapped = seeded(Net), seeded(Net)
+    fit(plain, [], max_steps=20, max_epochs=-1)
+    fit(swapped, [callback], max_steps=20, max_epochs=-1)
+    assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+    assert_same(plain, swapped)

@@ -1,0 +1,198 @@
+"""What a compiled function does with state of Python's own objects: the same as without, call after call."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.dynamo import compiling_allowed
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+
+CALLS = 7
+COMPILING = 3
+"""The first calls, in which new graphs are compiled; the others reuse them."""
+
+
+class Holder:
+    """What a module may hold."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(5)
+        self.ordered = OrderedDict(a=1.0, b=5.0)
+        self.plain = {"a": 1.0, "b": 5.0, "c": 7.0}
+        self.latest: deque[Any] = deque(maxlen=3)
+        self.numbers = (float(n) for n in range(1, 2 * CALLS))
+        self.tensors = tensors()
+        self.n = 0
+
+
+def tensors() -> Iterator[Tensor]:
+    n = 0.0
+    while True:
+        n += 1
+        yield torch.tensor(n)
+
+
+def random_number(h: Holder, x: Tensor) -> Tensor:
+    return x * h.rng.random()
+
+
+def random_branch(h: Holder, x: Tensor) -> Tensor:
+    return x * 2 if h.rng.uniform(0, 1) < 0.5 else x * 3
+
+
+def random_loop(h: Holder, x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = x * h.rng.random() + 1
+    return x
+
+
+def random_integers(h: Holder, x: Tensor) -> Tensor:
+    return x[:, : h.rng.randint(1, 8)].sum() * h.rng.randrange(1, 50)
+
+
+def random_order(h: Holder, x: Tensor) -> Tensor:
+    order = list(range(8))
+    h.rng.shuffle(order)
+    return x[:, order] + x[:, h.rng.sample(range(8), 1)]
+
+
+def random_copy(h: Holder, x: Tensor) -> Tensor:
+    return x * copy.deepcopy(h.rng).random() * h.rng.random()
+
+
+def pythons_order(h: Holder, x: Tensor) -> Tensor:
+    order = list(range(8))
+    random.shuffle(order)
+    return x[:, order] + x[:, random.sample(range(8), 1)]
+
+
+def pythons_seed(h: Holder, x: Tensor) -> Tensor:
+    h.n += 1
+    random.seed(h.n)
+    return x * random.random()
+
+
+def own_generator_of_a_step(h: Holder, x: Tensor) -> Tensor:
+    return x * random.Random(3).random()
+
+
+def last_item(h: Holder, x: Tensor) -> Tensor:
+    name, value = h.plain.popitem()
+    h.plain = {name: value, **h.plain}
+    return x * value
+
+
+def first_item(h: Holder, x: Tensor) -> Tensor:
+    name, value = h.ordered.popitem(last=False)
+    h.ordered[name] = value + 1
+    return x * value
+
+
+def latest(h: Holder, x: Tensor) -> Tensor:
+    h.latest.append(h.n)
+    h.n += 1
+    return x * sum(h.latest) + len(h.latest)
+
+
+def latest_tensors(h: Holder, x: Tensor) -> Tensor:
+    h.latest.append(x.mean() + (h.latest[0] if h.latest else 0))
+    return x * torch.stack(list(h.latest)).sum()
+
+
+def next_number(h: Holder, x: Tensor) -> Tensor:
+    return x * next(h.numbers)
+
+
+def next_tensor(h: Holder, x: Tensor) -> Tensor:
+    return x * next(h.tensors)
+
+
+def for_once(h: Holder, x: Tensor) -> Tensor:
+    for number in h.numbers:
+        x = x * number
+        break
+    return x
+
+
+WITHOUT_GRAPH = (random_loop, for_once, latest, latest_tensors)
+"""A loop that would be left half-way is no graph, and these deques are used before any tensor is."""
+
+FUNCTIONS = [
+    value for value in list(vars().values()) if getattr(value, "__annotations__", {}).get("h") == "Holder"
+]
+
+
+def results(call: Callable[[Holder, Tensor], Tensor]) -> tuple[list[Tensor], Any]:
+    random.seed(1)
+    holder = Holder()
+    found = [call(holder, torch.arange(16.0).view(2, 8) + n) for n in range(CALLS)]
+    return found, (random.getstate(), holder.rng.getstate())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Holder, Tensor], Tensor]) -> None:
+    runs: list[int] = []
+
+    def backend(graph_module: Any, _: Any) -> Any:
+        def run(*args: Any) -> Any:
+            runs.append(1)
+            return graph_module.forward(*args)
+
+        return run
+
+    compiled = CompiledFunction(function, backend, dynamic=None, fullgraph=False)
+    calls = iter(range(CALLS))
+
+    def call(holder: Holder, x: Tensor) -> Tensor:
+        if next(calls) >= COMPILING:
+            return compiled.reuse(holder, x)  # type: ignore[no-any-return]
+        with compiling_allowed(suppress_errors=True):
+            return compiled.compile(holder, x)  # type: ignore[no-any-return]
+
+    (want, state), (got, state_now) = results(function), results(call)
+    for a, b in zip(want, got, strict=True):
+        torch.testing.assert_close(a, b)
+    assert state_now == state
+    assert bool(runs) is (function not in WITHOUT_GRAPH)
+
+
+def test_what_the_user_compiles_is_left_as_it_is() -> None:
+    theirs = torch.compile(random_number, backend="eager", fullgraph=True)
+    with compiling_allowed(suppress_errors=True):
+        theirs(Holder(), torch.ones(2, 8))  # a graph break would raise
+
+
+class Augmented(Net):
+    """Draws from a generator of its own, as augmentations do, and takes what a generator gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(4)
+        self.factors = (1 + 1 / n for n in range(1, 1000))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, *others = batch if isinstance(batch, (list, tuple)) else (batch,)
+        x = x * self.rng.uniform(0.5, 1.5) * next(self.factors)
+        return super().training_step((x, *others) if others else x, batch_idx)
+
+
+@pytest.mark.parametrize("threshold", [0, 2])
+@pytest.mark.parametrize("scope", ["step", "regions"])
+def test_a_training_goes_on_as_it_does_without(threshold: int, scope: str) -> None:
+    callback = hot(scope=scope, threshold=threshold)
+    plain, swapped = seeded(Augmented), seeded(Augmented)
+    fit(plain, [], max_steps=20, max_epochs=-1)
+    fit(swapped, [callback], max_steps=20, max_epochs=-1)
+    assert any(region.proven for region in callback.report.regions), callback.report.to_text()
+    assert plain.rng.getstate() == swapped.rng.getstate()
+    assert_same(plain, swapped)
