@@ -255,3 +255,13 @@ class TestBatchSizeFinder:
         assert_same(*models)
         (callback,) = callbacks
         assert callback.report.phase in ("settling", "steady"), callback.report.reason
+
+
+@pytest.mark.parametrize("scope", ["step", "regions"])
+def test_one_process_can_train_as_often_as_it_likes(scope: str) -> None:
+    """Dynamo counts what it compiles for a code object, and has enough after 256 times in one process."""
+    with torch._dynamo.config.patch(accumulated_recompile_limit=3):
+        for _ in range(5):
+            callback = hot(scope=scope, compile_optimizer=True)
+            fit(seeded(Net), [callback], max_steps=8, max_epochs=-1)
+            assert all(region.proven for region in callback.report.regions), callback.report.to_text()

@@ -86,6 +86,25 @@ class TestModules:
             shared(Block(width), torch.randn(2, width))
         assert counter.frame_count == 8, "the limit of 8 recompiles per code object"
 
+    def test_a_full_graph_at_the_limit_is_a_compilers_error(self) -> None:
+        compiled = torch.compile(torch.sin, backend="eager", fullgraph=True, dynamic=False)
+        with torch._dynamo.config.patch(accumulated_recompile_limit=1):
+            compiled(torch.ones(2))
+            with pytest.raises(dynamo.CompilerError, match="fullgraph"):
+                compiled(torch.ones(3))
+
+    def test_functions_in_one_process_have_no_limit_together(self) -> None:
+        def function(x: Tensor) -> Tensor:
+            return x + 1
+
+        backend = Counting()
+        with torch._dynamo.config.patch(accumulated_recompile_limit=2, recompile_limit=2):
+            for _ in range(5):
+                compiled = CompiledFunction(function, backend, dynamic=False, fullgraph=False)
+                compiled.compile(torch.ones(2))
+                compiled.reuse(torch.ones(2))
+        assert (backend.graphs, backend.runs) == (5, 10)
+
     def test_isolated_functions_have_a_limit_of_their_own(self, counter: Any) -> None:
         for width in range(4, 16):
             block = Block(width)

@@ -22,8 +22,9 @@ _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parame
 class CompiledFunction:
     """``torch.compile`` with a recompile limit of its own, and a way to call it that compiles nothing.
 
-    The limit counts per code object: without isolation, many regions behind one function would
-    silently run eagerly after the eighth. Older torch gets a fresh code object instead.
+    The limits count per code object: many regions behind one function would silently run eagerly after
+    the eighth, and all regions of all trainings in a process after the 256th. So each has a code object of
+    its own, which also lets go of what was compiled for it, and is isolated where torch can do that.
 
     Attributes:
         compile: calls the function; what no compiled code fits is compiled.
@@ -37,8 +38,7 @@ class CompiledFunction:
         arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
         if _HAS_ISOLATION:
             arguments["isolate_recompiles"] = True
-        else:
-            function = _with_own_code(function)
+        function = _with_own_code(function)
         self.compile: CompiledFn = torch.compile(function, **arguments)
         self.reuse: CompiledFn = _reusing(function, self.compile)
 
@@ -83,4 +83,5 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__kwdefaults__ = function.__kwdefaults__
+    vars(copy).update(vars(function))
     return copy

@@ -6,10 +6,13 @@ time. Compiling takes as long, or less where there are many kernels, since these
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -27,6 +30,9 @@ OPTIONS: dict[str, Any] = {NAME: True}
 """Inductor's options for it."""
 
 _VARIABLE = "TORCHINDUCTOR_CPP_WRAPPER"
+_ON_ANOTHER_DEVICE = frozenset({"aten._efficientzerotensor.default"})
+"""Called from C++ they return tensors on ``cpu:0``, which autograd does not take for ``cpu``."""
+
 _CHECKS_LAYOUTS_SINCE = (2, 13)
 
 
@@ -67,7 +73,8 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
             return usual(graph_module, example_inputs)  # type: ignore[no-any-return]
         untouched = copy_of(graph_module)
         try:
-            return in_cpp(graph_module, example_inputs)  # type: ignore[no-any-return]
+            with _no_call_of_python():
+                return in_cpp(graph_module, example_inputs)  # type: ignore[no-any-return]
         except RestartCompile:
             raise
         except Exception:  # noqa: BLE001  # whatever it is, the other way may do
@@ -75,3 +82,35 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
         return usual(untouched, example_inputs)  # type: ignore[no-any-return]
 
     return compile_graph
+
+
+class _NeedsPython(Exception):
+    """An operation that C++ could only call by way of Python, or not rightly."""
+
+
+@contextlib.contextmanager
+def _no_call_of_python() -> Iterator[None]:
+    """Give up at the first operation that C++ has no function for.
+
+    Inductor would warn, and call it through Python, which gains nothing.
+    """
+    from torch._inductor.ir import (
+        FallbackKernel,
+    )  # not at the top: a run without flip does not owe its import
+
+    prior = FallbackKernel.__init__
+
+    @functools.wraps(prior)
+    def init(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        prior(kernel, *args, **kwargs)
+        if not _is_known_in_cpp(kernel.op_overload):
+            raise _NeedsPython(f"{kernel.op_overload} is not to be called from C++")
+
+    with patch.object(FallbackKernel, "__init__", init):
+        yield
+
+
+def _is_known_in_cpp(operation: Any) -> bool:
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops
+
+    return str(operation) in inductor_fallback_ops and str(operation) not in _ON_ANOTHER_DEVICE

@@ -21,7 +21,7 @@ import torch.compiler.config
 from torch import Tensor
 from torch._dynamo import eval_frame
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.exc import RestartAnalysis, TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, RestartAnalysis, TorchDynamoException
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
@@ -51,6 +51,7 @@ _break_the_graph: Callable[..., Any] = getattr(
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,
+    FailOnRecompileLimitHit,  # with fullgraph, and no error of Dynamo's own kind
     SpeculationLogDivergence,  # an AssertionError: SGD with momentum, two groups and no state yet
     GuardOnDataDependentSymNode,
 )
@@ -74,11 +75,11 @@ def compiling_allowed(
 ) -> Iterator[None]:
     """A step in which new graphs may be compiled.
 
-    With ``suppress_errors`` a frame that cannot be compiled runs as the user wrote it, and ``on_failure``
-    is told in place of Dynamo's warning. Guards look at module hooks too, which Dynamo leaves out by
-    default: a hook that one of several equal blocks has would silently not run. Integers of modules
-    (``self.steps += 1``) become symbols once they change, where each new value would be a recompile.
-    What numpy computes and draws is left to numpy, and state of Python's own objects to Python.
+    With ``suppress_errors`` a frame that cannot be compiled runs as the user wrote it, and ``on_failure`` is
+    told in place of Dynamo's warning. Guards look at module hooks too, or one that a single one of equal
+    blocks has would silently not run. Integers of modules (``self.steps += 1``) become symbols once they
+    change, where each new value would be a recompile. What numpy computes and draws is left to numpy, and
+    state of Python's own objects to Python.
     """
     told = _FailuresTold(on_failure)
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]

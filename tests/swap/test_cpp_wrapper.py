@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import cpp_wrapper
+from lightning_hotcompile.swap.compilers import resolve_backend
 from lightning_hotcompile.swap.cpp_wrapper import or_else, why_not_asked, why_not_possible
 from lightning_hotcompile.swap.dynamo import TORCH, RestartCompile
 from tests.generated import output_code
@@ -139,6 +140,47 @@ def test_forward_backward_and_optimizer_call_their_kernels_from_cpp(
     code = output_code(SCRIPT.format(options=options), tmp_path)
     assert code.count("void inductor_entry_impl(") == in_cpp
     assert code.count("def call(self, args)") == 3 - in_cpp
+
+
+def of_a_multinomial(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.multinomial(x, 2), x + 1
+
+
+def of_an_operation_of_ones_own(x: Tensor) -> tuple[Tensor, ...]:
+    return (torch.ops.hotcompile_tests_cpp.twice(x) + 1,)
+
+
+@torch.library.custom_op("hotcompile_tests_cpp::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    """An operation of somebody's own."""
+    return x * 2
+
+
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [of_a_multinomial, of_an_operation_of_ones_own, torch.sgn])
+def test_what_cpp_cannot_call_is_called_as_usual(function: Any, caplog: pytest.LogCaptureFixture) -> None:
+    backend, x = resolve_backend("inductor", None, None), torch.rand(3, 4)
+    compiled = torch.compile(function, backend=lambda graph, inputs: backend(graph, inputs))
+    results, gradients = [], []
+    for call in (function, compiled):
+        torch.manual_seed(0)
+        leaf = x.clone().requires_grad_(function is not of_an_operation_of_ones_own)  # that has no gradient
+        out = call(leaf)
+        out = out if isinstance(out, tuple) else (out,)
+        if leaf.requires_grad:
+            out[-1].sum().backward()
+            gradients.append(leaf.grad + 0)
+        results.append([each.detach() for each in out])
+    for want, got in zip(*results, strict=True):
+        assert want.device == got.device
+        torch.testing.assert_close(want, got)
+    assert len({gradient.sum().item() for gradient in gradients}) <= 1
+    assert "c-shim" not in caplog.text
 
 
 @pytest.mark.slow
