@@ -28,6 +28,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
+from lightning_hotcompile.swap.failures_told import FailuresTold
 from lightning_hotcompile.swap.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.overrides import Overrides
 from lightning_hotcompile.swap.python_state import left_to_python
@@ -81,7 +82,7 @@ def compiling_allowed(
     change, where each new value would be a recompile. What numpy computes and draws is left to numpy, and
     state of Python's own objects to Python.
     """
-    told = _FailuresTold(on_failure)
+    told = FailuresTold(on_failure)
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]
     if suppress_errors:
         for logger in loggers:
@@ -102,26 +103,6 @@ def compiling_allowed(
     finally:
         for logger in loggers:
             logger.removeFilter(told)
-
-
-class _FailuresTold(logging.Filter):
-    """Hands on the errors that Dynamo suppresses, and keeps their long warnings off the console."""
-
-    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
-        super().__init__()
-        self._on_failure = on_failure
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "recompile_limit" in record.getMessage():
-            return False  # told by the region that runs eagerly for it
-        if "Graph break from `Tensor.item()`" in record.getMessage():
-            return False  # a page of advice on Dynamo's settings; graph breaks are in the receipt
-        error = record.exc_info[1] if record.exc_info else None
-        if record.levelno < logging.WARNING or error is None:
-            return True
-        self._on_failure(error)
-        _log.debug("Dynamo could not compile a frame", exc_info=error)
-        return False
 
 
 class KeepsBuffers:

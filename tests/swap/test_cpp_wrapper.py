@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import cpp_wrapper
-from lightning_hotcompile.swap.compilers import resolve_backend
+from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.cpp_wrapper import or_else, why_not_asked, why_not_possible
 from lightning_hotcompile.swap.dynamo import TORCH, RestartCompile
 from tests.generated import output_code
@@ -164,8 +164,13 @@ def _(x: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [of_a_multinomial, of_an_operation_of_ones_own, torch.sgn])
 def test_what_cpp_cannot_call_is_called_as_usual(function: Any, caplog: pytest.LogCaptureFixture) -> None:
-    backend, x = resolve_backend("inductor", None, None), torch.rand(3, 4)
-    compiled = torch.compile(function, backend=lambda graph, inputs: backend(graph, inputs))
+    x = torch.rand(3, 4)
+
+    def backend(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        with backward_with_forward():
+            return resolve_backend("inductor", None, None)(graph_module, example_inputs)
+
+    compiled = torch.compile(function, backend=backend)
     results, gradients = [], []
     for call in (function, compiled):
         torch.manual_seed(0)

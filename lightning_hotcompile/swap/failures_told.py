@@ -1,0 +1,29 @@
+"""Errors that Dynamo suppresses, out of its log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+
+class FailuresTold(logging.Filter):
+    """Hands on the errors that Dynamo suppresses, and keeps their long warnings off the console."""
+
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+        super().__init__()
+        self._on_failure = on_failure
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record goes on to the log."""
+        if "recompile_limit" in record.getMessage():
+            return False  # told by the region that runs eagerly for it
+        if "Graph break from `Tensor.item()`" in record.getMessage():
+            return False  # a page of advice on Dynamo's settings; graph breaks are in the receipt
+        error = record.exc_info[1] if record.exc_info else None
+        if record.levelno < logging.WARNING or error is None:
+            return True
+        self._on_failure(error)
+        _log.debug("Dynamo could not compile a frame", exc_info=error)
+        return False
