@@ -101,7 +101,7 @@ PRIVATE_TORCH = {
     # Where its C++ compiler writes.
     "swap.whole_files": {"torch._inductor"},
     # Which operations its C++ code can call.
-    "swap.cpp_wrapper": {"torch._inductor"},
+    "swap.cpp_wrapper": {"torch._inductor", "torch.utils._pytree"},
     # How Dynamo stands in for a call of numpy's.
     "swap.numpy_calls": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.

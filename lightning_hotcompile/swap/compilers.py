@@ -26,8 +26,14 @@ def why_no_backend_can(graph_module: GraphModule) -> str | None:
     return None
 
 
-def backward_with_forward() -> contextlib.AbstractContextManager[Any]:
-    """AOTAutograd compiles the backward at once, not at the first ``backward()``."""
+def backward_with_forward(graph_module: GraphModule | None = None) -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd compiles the backward at once, not at the first ``backward()``.
+
+    Not of a graph that takes a Python number as an input: compiled at once, its code would keep the number
+    that it was compiled with where an operation needs a plain one (``clamp``, ``masked_fill``).
+    """
+    if graph_module is not None and graph_module.graph.find_nodes(op="call_method", target="item"):
+        return contextlib.nullcontext()
     patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
         force_non_lazy_backward_lowering=True
     )

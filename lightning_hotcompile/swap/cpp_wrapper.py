@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn, RestartCompile
 from lightning_hotcompile.swap.parity.captured import copy_of
@@ -29,6 +31,7 @@ NAME = "cpp_wrapper"
 OPTIONS: dict[str, Any] = {NAME: True}
 """Inductor's options for it."""
 
+_SOURCE, _SOURCES = "_dynamo_source", "_param_name_to_source"
 _VARIABLE = "TORCHINDUCTOR_CPP_WRAPPER"
 _ON_ANOTHER_DEVICE = frozenset({"aten._efficientzerotensor.default"})
 """Called from C++ they return tensors on ``cpu:0``, which autograd does not take for ``cpu``."""
@@ -53,9 +56,10 @@ def why_not_asked(options: Mapping[str, Any]) -> str | None:
 
 def why_not_possible(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
     """Why this graph is not to be compiled so, or ``None``: something of it is not on the CPU."""
+    graphs = [module for module in graph_module.modules() if isinstance(module, GraphModule)]
     values = [*example_inputs, *graph_module.parameters(), *graph_module.buffers()]
-    values += [node.meta.get("example_value") for node in graph_module.graph.nodes]
-    tensors = [value for value in values if isinstance(value, Tensor)]
+    values += [node.meta.get("example_value") for graph in graphs for node in graph.graph.nodes]
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     elsewhere = next((t.device for t in tensors if t.device.type != "cpu"), None)
     return None if elsewhere is None else f"it has tensors on {elsewhere}"
 
@@ -71,7 +75,7 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         if why_not_possible(graph_module, example_inputs) is not None:
             return usual(graph_module, example_inputs)  # type: ignore[no-any-return]
-        untouched = copy_of(graph_module)
+        untouched = _with_origin(copy_of(graph_module), graph_module)
         try:
             with _no_call_of_python():
                 return in_cpp(graph_module, example_inputs)  # type: ignore[no-any-return]
@@ -82,6 +86,17 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
         return usual(untouched, example_inputs)  # type: ignore[no-any-return]
 
     return compile_graph
+
+
+def _with_origin(copy: GraphModule, graph_module: GraphModule) -> GraphModule:
+    """What Dynamo has noted beside the nodes of a graph, and guards are made of, goes over to its copy."""
+    copy.meta.update(graph_module.meta)
+    if hasattr(graph_module, _SOURCES):
+        setattr(copy, _SOURCES, getattr(graph_module, _SOURCES))
+    for ours, theirs in zip(copy.graph.nodes, graph_module.graph.nodes, strict=True):
+        if hasattr(theirs, _SOURCE):
+            setattr(ours, _SOURCE, getattr(theirs, _SOURCE))
+    return copy
 
 
 class _NeedsPython(Exception):
@@ -98,16 +113,20 @@ def _no_call_of_python() -> Iterator[None]:
         FallbackKernel,
     )  # not at the top: a run without flip does not owe its import
 
-    prior = FallbackKernel.__init__
+    prior, thread, active = FallbackKernel.__init__, threading.get_ident(), True
 
     @functools.wraps(prior)
     def init(kernel: Any, *args: Any, **kwargs: Any) -> None:
         prior(kernel, *args, **kwargs)
-        if not _is_known_in_cpp(kernel.op_overload):
+        ours = active and threading.get_ident() == thread  # another one may compile something of the user's
+        if ours and not _is_known_in_cpp(kernel.op_overload):
             raise _NeedsPython(f"{kernel.op_overload} is not to be called from C++")
 
-    with patch.object(FallbackKernel, "__init__", init):
-        yield
+    try:
+        with patch.object(FallbackKernel, "__init__", init):
+            yield
+    finally:
+        active = False
 
 
 def _is_known_in_cpp(operation: Any) -> bool:

@@ -4,7 +4,7 @@ Compiled code would draw the number that was drawn while it was traced, step aft
 
 - ``random.Random`` objects that are there before the step, from torch 2.14 on also the one behind
   ``random.shuffle``, ``random.sample`` and ``random.seed``;
-- the order of a ``dict`` or an ``OrderedDict`` that ``popitem`` or ``move_to_end`` has changed;
+- what ``popitem`` takes from a ``dict`` or an ``OrderedDict``;
 - a ``deque`` with ``maxlen``, which is traced as one without;
 - from torch 2.14 on, a generator that has not begun.
 """
@@ -22,8 +22,6 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import RandomVariable
 
 from lightning_hotcompile.swap.overrides import Override
-
-_CHANGE_ORDER = frozenset({"popitem", "move_to_end"})
 
 
 def left_to_python(break_the_graph: Callable[..., Any]) -> list[Override]:
@@ -47,9 +45,9 @@ def left_to_python(break_the_graph: Callable[..., Any]) -> list[Override]:
         return broken("state of a random number generator of Python's", name, variable)
 
     def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        if variable.source is None or name not in _CHANGE_ORDER:
+        if variable.source is None or name != "popitem":
             return prior(variable, tx, name, *args, **kwargs)
-        return broken("order of a dict", name, variable)
+        return broken("last item of a dict", name, variable)
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         if isinstance(value, deque) and value.maxlen is not None:

@@ -96,6 +96,7 @@ class TestOrElse:
 
     def test_after_a_failure_the_second_one_gets_the_graph_as_it_was(self, graph: Any) -> None:
         before, seen = graph[0].code, list[str]()
+        sources = [getattr(node, "_dynamo_source", None) for node in graph[0].graph.nodes]
 
         def fails_half_way(graph_module: GraphModule, _: Any) -> Any:
             for node in graph_module.graph.nodes:
@@ -106,6 +107,7 @@ class TestOrElse:
 
         def usual(graph_module: GraphModule, _: Any) -> Any:
             seen.append(graph_module.code)
+            assert [getattr(node, "_dynamo_source", None) for node in graph_module.graph.nodes] == sources
             return graph_module.forward
 
         compiled = or_else(fails_half_way, usual)(*graph)
@@ -165,6 +167,7 @@ def _(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [of_a_multinomial, of_an_operation_of_ones_own, torch.sgn])
 def test_what_cpp_cannot_call_is_called_as_usual(function: Any, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.rand(3, 4)
+    caplog.set_level("DEBUG", logger=cpp_wrapper.__name__)
 
     def backend(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         with backward_with_forward():
@@ -181,11 +184,12 @@ def test_what_cpp_cannot_call_is_called_as_usual(function: Any, caplog: pytest.L
             out[-1].sum().backward()
             gradients.append(leaf.grad + 0)
         results.append([each.detach() for each in out])
+    assert "no C++ wrapper for a graph" in caplog.text
     for want, got in zip(*results, strict=True):
         assert want.device == got.device
         torch.testing.assert_close(want, got)
-    assert len({gradient.sum().item() for gradient in gradients}) <= 1
-    assert "c-shim" not in caplog.text
+    if gradients:
+        torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.slow
