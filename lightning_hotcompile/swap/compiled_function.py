@@ -74,9 +74,8 @@ def without_disable(function: CompiledFn) -> CompiledFn:
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    if not isinstance(
-        function, types.FunctionType
-    ):  # torch's own: Dynamo would call all of them by one frame
+    if not isinstance(function, types.FunctionType):
+        # One of torch's own: Dynamo would call all of them by one frame.
         return _with_own_code(lambda *args, **kwargs: function(*args, **kwargs))
     code = function.__code__.replace()
     copy = types.FunctionType(
