@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._functorch.config as functorch_config
+import torch.compiler.config
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import cpp_wrapper, layout_checks
@@ -26,18 +27,25 @@ def why_no_backend_can(graph_module: GraphModule) -> str | None:
     return None
 
 
-def backward_with_forward(graph_module: GraphModule | None = None) -> contextlib.AbstractContextManager[Any]:
-    """AOTAutograd compiles the backward at once, not at the first ``backward()``.
-
-    Not of a graph that takes a Python number as an input: compiled at once, its code would keep the number
-    that it was compiled with where an operation needs a plain one (``clamp``, ``masked_fill``).
-    """
-    if graph_module is not None and graph_module.graph.find_nodes(op="call_method", target="item"):
-        return contextlib.nullcontext()
+def backward_with_forward() -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd compiles the backward at once, not at the first ``backward()``."""
     patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
         force_non_lazy_backward_lowering=True
     )
     return patch
+
+
+def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManager[Any]:
+    """None for a graph that takes a Python number as an input.
+
+    Where an operation needs a plain number (``clamp``, ``masked_fill``) the compiler traces once more, with
+    the number as a constant. From a cache comes code with that constant, and no guard on it.
+    """
+    if not graph_module.graph.find_nodes(op="call_method", target="item"):
+        return contextlib.nullcontext()
+    config: Any = torch.compiler.config
+    without: contextlib.AbstractContextManager[Any] = config.patch(force_disable_caches=True)
+    return without
 
 
 def backend_names() -> list[str]:
@@ -107,7 +115,8 @@ def _compiler(
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         one_by_one = not checks_at_once or layout_checks.why_needed(graph_module, example_inputs) is not None
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
-        compiled: CompiledFn = wrapper(one_by_one)(graph_module, list(example_inputs))
+        with _right_caches(graph_module):
+            compiled: CompiledFn = wrapper(one_by_one)(graph_module, list(example_inputs))
         return compiled if one_by_one else layout_checks.checked(compiled, example_inputs, held)
 
     return compile_graph

@@ -128,7 +128,7 @@ class Witness:
         compile_graph: CompiledFn,
     ) -> CompiledFn:
         if self.collect is not None:
-            with backward_with_forward(graph_module):
+            with backward_with_forward():
                 self.collect(region, graph_module, example_inputs)
             captured_only: CompiledFn = graph_module.forward
             return captured_only
@@ -161,7 +161,7 @@ class Witness:
         reason = why_no_backend_can(graph_module)
         if reason is not None:
             raise RuntimeError(reason)
-        with time_limit(self._timeout, "compile_timeout"), backward_with_forward(graph_module):
+        with time_limit(self._timeout, "compile_timeout"), backward_with_forward():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -26,8 +27,18 @@ FUNCTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("caches", ["empty", "full"])
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_forward_and_backward_are_those_of_eager(function: Callable[[Tensor, float], Tensor]) -> None:
+def test_forward_and_backward_are_those_of_eager(
+    function: Callable[[Tensor, float], Tensor], caches: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for _ in range(2 if caches == "full" else 1):
+        torch._dynamo.reset()
+        compare(function)
+
+
+def compare(function: Callable[[Tensor, float], Tensor]) -> None:
     witness = Witness("inductor")
     compiled = CompiledFunction(function, witness.backend_for("region"), dynamic=None, fullgraph=False)
     for number in (0.1, 0.2, 0.35, 0.5, 0.75):

@@ -167,7 +167,7 @@ def compile_packed(data: bytes) -> None:
             node._dynamo_source = source
             node.meta["tensor_dict"] = {_STATIC: static} if static else {}
         _propagate(graph_module, [seen for _, seen in _inputs(packed, fake, symbols)], fake)
-        with backward_with_forward(graph_module):
+        with backward_with_forward():
             compiler = resolve_backend("inductor", packed["mode"], packed["options"], packed["random"])
             compiler(graph_module, [real for real, _ in inputs])
         del alive
