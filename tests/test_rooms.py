@@ -98,6 +98,8 @@ PRIVATE_TORCH = {
     },
     # How it finds out which vector instructions a compiler can do.
     "swap.inductor_probes": {"torch._inductor"},
+    # How its C++ compiler is got ready.
+    "swap.cpp_beside": {"torch._inductor"},
     # Where its C++ compiler writes.
     "swap.whole_files": {"torch._inductor"},
     # Which operations its C++ code can call.

@@ -13,7 +13,7 @@ import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import cpp_wrapper, layout_checks
+from lightning_hotcompile.swap import cpp_beside, cpp_wrapper, layout_checks
 from lightning_hotcompile.swap.dynamo import CompiledFn
 
 
@@ -95,7 +95,7 @@ def _inductor(
     if cpp_wrapper.why_not_asked(options) is not None:
         return usual
     in_cpp = _compiler(mode, {**ours, **cpp_wrapper.OPTIONS}, options, checks_at_once=checks_at_once)
-    return cpp_wrapper.or_else(in_cpp, usual)
+    return cpp_wrapper.or_else(cpp_beside.beside(in_cpp), usual)
 
 
 def _compiler(

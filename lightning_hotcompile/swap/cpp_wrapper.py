@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn, RestartCompile
 from lightning_hotcompile.swap.parity.captured import copy_of
 
@@ -37,6 +40,9 @@ _ON_ANOTHER_DEVICE = frozenset({"aten._efficientzerotensor.default"})
 """Called from C++ they return tensors on ``cpu:0``, which autograd does not take for ``cpu``."""
 
 _CHECKS_LAYOUTS_SINCE = (2, 13)
+
+NEED_PYTHON = "hotcompile_need_python"
+"""Folder in the compiler's one: a file for each graph that C++ could not call."""
 
 
 def why_not_asked(options: Mapping[str, Any]) -> str | None:
@@ -67,6 +73,9 @@ def why_not_possible(graph_module: GraphModule, example_inputs: Sequence[Any]) -
 def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
     """A backend that compiles a graph by the first of two, and by the second where the first one fails.
 
+    Which graphs hold an operation that C++ cannot call is written down beside the compiled code: where that
+    is only loaded, the first way would take longer to fail than the second one to load it.
+
     Args:
         in_cpp: a backend whose code calls the kernels from C++.
         usual: the same one, whose code calls them from Python.
@@ -75,17 +84,33 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         if why_not_possible(graph_module, example_inputs) is not None:
             return usual(graph_module, example_inputs)  # type: ignore[no-any-return]
+        mark = _mark_of(graph_module)
+        if os.path.exists(mark):
+            return usual(graph_module, example_inputs)  # type: ignore[no-any-return]
         untouched = _with_origin(copy_of(graph_module), graph_module)
+        refused: list[str] = []
         try:
-            with _no_call_of_python():
+            with _no_call_of_python(refused):
                 return in_cpp(graph_module, example_inputs)  # type: ignore[no-any-return]
         except RestartCompile:
             raise
         except Exception:  # noqa: BLE001  # whatever it is, the other way may do
             _log.debug("no C++ wrapper for a graph; its kernels are called from Python", exc_info=True)
-        return usual(untouched, example_inputs)  # type: ignore[no-any-return]
+        compiled: CompiledFn = usual(untouched, example_inputs)
+        if refused:
+            with contextlib.suppress(OSError):
+                mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                mark.write_text("".join(f"{operation}\n" for operation in refused), encoding="utf-8")
+        return compiled
 
     return compile_graph
+
+
+def _mark_of(graph_module: GraphModule) -> Path:
+    """The file that says of this graph that C++ cannot call it; a wrong one would cost speed and no more."""
+    codes = [m.code for m in graph_module.modules() if isinstance(m, GraphModule)]
+    digest = hashlib.sha256("\0".join([torch.__version__, *codes]).encode()).hexdigest()
+    return Path(inductor_paths.folder_in_use(), NEED_PYTHON, digest)
 
 
 def _with_origin(copy: GraphModule, graph_module: GraphModule) -> GraphModule:
@@ -104,8 +129,8 @@ class _NeedsPython(Exception):
 
 
 @contextlib.contextmanager
-def _no_call_of_python() -> Iterator[None]:
-    """Give up at the first operation that C++ has no function for.
+def _no_call_of_python(refused: list[str]) -> Iterator[None]:
+    """Give up at the first operation that C++ has no function for, and name it in the list.
 
     Inductor would warn, and call it through Python, which gains nothing.
     """
@@ -119,6 +144,7 @@ def _no_call_of_python() -> Iterator[None]:
         prior(kernel, *args, **kwargs)
         ours = active and threading.get_ident() == thread  # another one may compile something of the user's
         if ours and not _is_known_in_cpp(kernel.op_overload):
+            refused.append(str(kernel.op_overload))
             raise _NeedsPython(f"{kernel.op_overload} is not to be called from C++")
 
     try:

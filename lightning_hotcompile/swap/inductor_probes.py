@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import platform
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -17,13 +18,21 @@ _NEEDED = ("valid_vec_isa_list", "supported_vec_isa_list", "x86_isa_checker")
 
 
 class AsNeeded:
-    """A list of those that are true, in order; each is asked when somebody wants to know."""
+    """A list of those that are true, in order; each is asked when somebody wants to know.
+
+    Two threads do not ask at the same time: the second one takes the answer that the first one got.
+    """
 
     def __init__(self, candidates: Iterable[Any]) -> None:
         self._candidates = tuple(candidates)
+        self._asking = threading.Lock()
 
     def __iter__(self) -> Iterator[Any]:
-        return (candidate for candidate in self._candidates if candidate)
+        return filter(self._holds, self._candidates)
+
+    def _holds(self, candidate: Any) -> bool:
+        with self._asking:
+            return bool(candidate)
 
     def __bool__(self) -> bool:
         return any(True for _ in self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,6 +14,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.plan.sharding import holds_sharded
+from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
 from lightning_hotcompile.swap.dynamo import CompileTimer, KeepsBuffers, graph_break_count
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graph import first_line
@@ -88,10 +90,15 @@ class Installation:
         self._optimizers = optimizers
         self._breaks_before = graph_break_count()
         self._swapped = [self._swap(region) for region in plan.regions]
-        self._torch_settings: list[KeepsBuffers | ProbesAsNeeded | WholeFiles] = [KeepsBuffers()]
-        if config.backend == "inductor":
-            self._torch_settings += [ProbesAsNeeded(), WholeFiles()]
         self.in_place = False
+
+    @cached_property
+    def _torch_settings(self) -> Sequence[KeepsBuffers | ProbesAsNeeded | WholeFiles | EarlyToolchain]:
+        """What torch does otherwise meanwhile; where graphs are collected no compiler is at work."""
+        if self._config.backend != "inductor" or self.witness.collect is not None:
+            return (KeepsBuffers(),)
+        early = EarlyToolchain(self._root, self._config.options)
+        return (KeepsBuffers(), ProbesAsNeeded(), WholeFiles(), early)
 
     def _swap(self, region: Region) -> SwappedRegion:
         dynamic = self._config.dynamic if isinstance(self._config.dynamic, bool) else None
@@ -209,7 +216,7 @@ class Installation:
         self._islands.take_out()
         self.timer.stop()
         if self.in_place:
-            for setting in self._torch_settings:
+            for setting in reversed(self._torch_settings):
                 setting.__exit__()
         self.in_place = False
 

@@ -115,6 +115,21 @@ class TestOrElse:
         (out,) = compiled(torch.ones(2))
         assert out.equal(torch.ones(2).sin() + 1)
 
+    def test_only_an_operation_that_cpp_cannot_call_is_remembered(
+        self, graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        calls: list[str] = []
+
+        def fails(*_: Any) -> Any:
+            calls.append("C++")
+            raise MemoryError
+
+        for _ in range(2):
+            or_else(fails, lambda *_: calls.append("usual"))(*graph)
+        assert calls == 2 * ["C++", "usual"]
+        assert not list(tmp_path.iterdir())
+
     def test_a_restart_is_no_failure(self, graph: Any) -> None:
         def restarts(*_: Any) -> Any:
             raise RestartCompile
@@ -190,6 +205,28 @@ def test_what_cpp_cannot_call_is_called_as_usual(function: Any, caplog: pytest.L
         torch.testing.assert_close(want, got)
     if gradients:
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writable", [True, False])
+def test_what_cpp_cannot_call_is_known_the_next_time(
+    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    caplog.set_level("DEBUG", logger=cpp_wrapper.__name__)
+    if not writable:
+        (tmp_path / cpp_wrapper.NEED_PYTHON).touch()
+    x, failed = torch.rand(3, 4), []
+    for _ in range(2):
+        torch._dynamo.reset()
+        caplog.clear()
+        compiled = torch.compile(of_a_multinomial, backend=resolve_backend("inductor", None, None))
+        torch.manual_seed(0)
+        drawn = compiled(x)[0]
+        torch.manual_seed(0)
+        assert drawn.equal(torch.multinomial(x, 2))
+        failed.append("no C++ wrapper for a graph" in caplog.text)
+    assert failed == [True, not writable]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.cpp_beside import start_toolchain
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
@@ -24,7 +25,10 @@ _COMPILE: dict[str, Callable[[bytes], None]] = {"graph": compile_packed, "optimi
 
 
 def warm_toolchain(device: str) -> None:
-    """Compile a function of no use: compiler probes, precompiled headers and imports are then done."""
+    """Probes and precompiled headers; other than on a CPU by compiling a function of no use."""
+    if device == "cpu":
+        start_toolchain({})
+        return
     backend = resolve_backend("inductor", None, None)
     x = torch.ones(8, device=device, requires_grad=True)
     with backward_with_forward():

@@ -1,0 +1,167 @@
+"""The C++ compiler works beside tracing and lowering, which use one core, and not after them.
+
+Inductor finds out which vector instructions there are, and precompiles its header, when it has its first C++
+code; then it waits for the code of the forward before it lowers the backward. Here the toolchain is started
+with the flip, and code is built while the next graph is lowered. With full caches there is something to gain
+too: each process asks once more whether the instructions work, and which header fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+from torch.fx import GraphModule
+
+from lightning_hotcompile.swap import cpp_wrapper
+from lightning_hotcompile.swap.dynamo import CompiledFn
+
+_log = logging.getLogger(__name__)
+
+
+def has_second_core() -> bool:
+    """Whether this process may use more than one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return (len(affinity(0)) if affinity is not None else os.cpu_count() or 1) > 1
+
+
+def why_not_early(root: nn.Module) -> str | None:
+    """Why nothing is begun beside the tracing, or ``None``."""
+    elsewhere = next((p.device for p in root.parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        return f"the model is on {elsewhere}"
+    return None if has_second_core() else "there is no second core"
+
+
+class EarlyToolchain:
+    """Begins in a thread of its own when it is entered; when it is left, that thread has ended.
+
+    Torch's locks keep it apart from the compile that needs the same files: what comes second waits, and finds
+    them. An error here is one that the compile will have, and tell.
+
+    Args:
+        root: the model.
+        options: Inductor's, as the user gave them.
+    """
+
+    def __init__(self, root: nn.Module, options: Mapping[str, Any] | None) -> None:
+        self._root = root
+        self._options = options or {}
+        self._thread: threading.Thread | None = None
+        self._is_begun = False
+
+    def __enter__(self) -> None:
+        if self._is_begun or why_not_early(self._root) is not None:
+            return
+        self._is_begun = True  # once: what comes later finds all of it
+        self._thread = threading.Thread(target=self._begin, name="hotcompile-toolchain", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _begin(self) -> None:
+        try:
+            start_toolchain(self._options)
+        except Exception:  # noqa: BLE001  # whatever it is, the compile finds it too
+            _log.debug("the C++ compiler could not be started early", exc_info=True)
+
+
+def start_toolchain(options: Mapping[str, Any]) -> None:
+    """Probe the vector instructions and precompile the header, if that has not been done in this process.
+
+    Args:
+        options: Inductor's, as the user gave them.
+
+    Raises:
+        Exception: whatever the compiler raises.
+    """
+    # Not at the top: a run without a flip does not owe the compiler's import.
+    from torch._inductor import codecache, config
+
+    in_cpp = cpp_wrapper.why_not_asked(options) is None or options.get(cpp_wrapper.NAME, config.cpp_wrapper)
+    cache: Any = codecache.CppWrapperCodeCache if in_cpp else codecache.CppPythonBindingsCodeCache
+    with config.patch(dict(options)):
+        cache.load_async("", "cpu")  # of no code; what it returns would compile that, and is not called
+
+
+def beside(backend: CompiledFn) -> CompiledFn:
+    """A backend that builds the C++ code of a forward while it lowers the backward, where there is a core."""
+
+    def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        with builds_beside() if has_second_core() else contextlib.nullcontext():
+            compiled: CompiledFn = backend(graph_module, example_inputs)
+        return compiled
+
+    return compile_graph
+
+
+@contextlib.contextmanager
+def builds_beside() -> Iterator[None]:
+    """Graphs whose kernels are called from C++ are built in threads; at the end all of them are there.
+
+    Raises:
+        Exception: what the C++ compiler raised for any of them, if nothing was raised inside.
+    """
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    prior, thread, builds, active = CppWrapperCodeCache.load_pybinding, threading.get_ident(), [], True
+
+    def load_pybinding(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        if not active or threading.get_ident() != thread:
+            return prior(*args, **kwargs)  # type: ignore[no-any-return]
+        builds.append(build := _Build(functools.partial(prior, *args, **kwargs)))
+        return build.call
+
+    try:
+        with patch.object(CppWrapperCodeCache, "load_pybinding", load_pybinding):
+            yield
+        for build in builds:
+            build.wait()
+    finally:
+        active = False
+
+
+class _Build:
+    """A function that is being built, under the compiler's settings of this thread."""
+
+    def __init__(self, build: Callable[[], Callable[..., Any]]) -> None:
+        self._function: Callable[..., Any] | None = None
+        self._error: Exception | None = None
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run, build), name="hotcompile-build", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, build: Callable[[], Callable[..., Any]]) -> None:
+        try:
+            self._function = build()
+        except Exception as error:  # noqa: BLE001  # raised where it is waited for
+            self._error = error
+
+    def wait(self) -> Callable[..., Any]:
+        """The function.
+
+        Raises:
+            Exception: what building it raised.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._function is not None
+        return self._function
+
+    def call(self, *args: Any) -> Any:
+        """Call the function, once it is there."""
+        return (self._function or self.wait())(*args)

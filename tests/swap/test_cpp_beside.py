@@ -1,0 +1,241 @@
+"""The C++ compiler is started beside the tracing, once, and makes what the compile then needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch._inductor.codecache as codecache
+import torch._inductor.config as inductor_config
+from torch import nn
+
+from lightning_hotcompile.swap import cpp_beside
+from lightning_hotcompile.swap.cpp_beside import (
+    EarlyToolchain,
+    beside,
+    builds_beside,
+    start_toolchain,
+    why_not_early,
+)
+from lightning_hotcompile.swap.inductor_probes import AsNeeded
+from tests.hot import hot
+from tests.models import Net, fit, seeded
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+
+
+class TestWhyNotEarly:
+    def test_early_on_a_cpu_with_two_cores(self) -> None:
+        assert why_not_early(nn.Linear(2, 2)) is None
+
+    def test_not_with_one_core(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+        assert why_not_early(nn.Linear(2, 2)) == "there is no second core"
+
+    def test_not_for_another_device(self) -> None:
+        assert why_not_early(nn.Linear(2, 2, device="meta")) == "the model is on meta"
+
+
+class TestThread:
+    def test_runs_beside_and_has_ended_when_it_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        goes_on, threads = threading.Event(), list[threading.Thread]()
+
+        def start(options: Any) -> None:
+            threads.append(threading.current_thread())
+            assert options == {"max_autotune": True}
+            goes_on.wait(60)
+
+        monkeypatch.setattr(cpp_beside, "start_toolchain", start)
+        early = EarlyToolchain(nn.Linear(2, 2), {"max_autotune": True})
+        with early:
+            assert not goes_on.is_set()
+            goes_on.set()
+        assert [thread.is_alive() for thread in threads] == [False]
+        assert threads[0] is not threading.main_thread()
+        with early:
+            pass
+        assert len(threads) == 1, "what comes later finds what the first one has made"
+
+    def test_an_error_is_left_to_the_compile(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(codecache.CppWrapperCodeCache, "load_async", lambda *_: 1 / 0)
+        monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "load_async", lambda *_: 1 / 0)
+        caplog.set_level("DEBUG", logger=cpp_beside.__name__)
+        with EarlyToolchain(nn.Linear(2, 2), None):
+            pass
+        assert "could not be started early" in caplog.text
+        assert "ZeroDivisionError" in caplog.text
+
+    def test_options_that_inductor_does_not_know_are_left_to_the_compile(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("DEBUG", logger=cpp_beside.__name__)
+        with EarlyToolchain(nn.Linear(2, 2), {"no_such_option": 1}):
+            pass
+        assert "no_such_option" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "asked"),
+    [
+        ({"cpp_wrapper": True}, None, "wrapper"),
+        ({"cpp_wrapper": False}, None, "bindings"),
+        ({"cpp_wrapper": False}, "1", "bindings"),
+    ],
+)
+def test_the_header_is_that_of_the_code_to_come(
+    options: dict[str, Any], variable: str | None, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", variable)
+    found: list[str] = []
+    for name, cache in (
+        ("wrapper", codecache.CppWrapperCodeCache),
+        ("bindings", codecache.CppPythonBindingsCodeCache),
+    ):
+        monkeypatch.setattr(cache, "load_async", lambda *_, name=name: found.append(name))
+    start_toolchain(options)
+    assert found == [asked]
+
+
+class TestBuildsBeside:
+    @pytest.fixture(autouse=True)
+    def builds(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+        """What is built by which thread; a function that adds the number it was built of."""
+        found: list[tuple[str, object]] = []
+
+        def load(n: int) -> Any:
+            found.append((threading.current_thread().name, inductor_config.cpp.simdlen))
+            if n < 0:
+                raise RuntimeError("C++ compile error")
+            return lambda x: x + n
+
+        monkeypatch.setattr(codecache.CppWrapperCodeCache, "load_pybinding", load)
+        return found
+
+    def test_each_in_a_thread_under_the_settings_of_this_one(self, builds: Any) -> None:
+        with inductor_config.patch({"cpp.simdlen": 128}), builds_beside():
+            first = codecache.CppWrapperCodeCache.load_pybinding(1)
+            second = codecache.CppWrapperCodeCache.load_pybinding(2)
+            assert first(10) == 11, "whoever calls it early waits"
+        assert second(10) == 12
+        assert builds == 2 * [("hotcompile-build", 128)]
+
+    def test_afterwards_and_in_another_thread_as_usual(self, builds: Any) -> None:
+        load = codecache.CppWrapperCodeCache.load_pybinding
+        with builds_beside():
+            ours = codecache.CppWrapperCodeCache.load_pybinding
+            other = threading.Thread(
+                target=lambda: codecache.CppWrapperCodeCache.load_pybinding(1), name="another"
+            )
+            other.start()
+            other.join()
+        assert codecache.CppWrapperCodeCache.load_pybinding is load
+        ours(2)
+        assert [name for name, _ in builds] == ["another", threading.current_thread().name]
+
+    def test_an_error_is_raised_at_the_end(self) -> None:
+        with pytest.raises(RuntimeError, match=r"C\+\+ compile error"), builds_beside():
+            codecache.CppWrapperCodeCache.load_pybinding(-1)
+
+    def test_an_error_inside_comes_first(self) -> None:
+        def lowering(*_: Any) -> Any:
+            codecache.CppWrapperCodeCache.load_pybinding(-1)
+            raise ValueError("lowering")
+
+        with pytest.raises(ValueError, match="lowering"):
+            beside(lowering)(nn.Identity(), ())
+
+    @pytest.mark.parametrize(("cores", "thread"), [({0}, "MainThread"), ({0, 1}, "hotcompile-build")])
+    def test_only_with_a_second_core(
+        self, cores: set[int], thread: str, builds: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
+        backend = beside(lambda *_: codecache.CppWrapperCodeCache.load_pybinding(1))
+        assert backend(nn.Identity(), ())(10) == 11
+        assert [name for name, _ in builds] == [thread]
+
+
+def test_two_threads_do_not_probe_at_the_same_time() -> None:
+    at_once, most = [0], [0]
+
+    class Probe:
+        def __bool__(self) -> bool:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+            time.sleep(0.05)
+            at_once[0] -= 1
+            return True
+
+    probes = AsNeeded([Probe(), Probe()])
+    threads = [threading.Thread(target=lambda: len(probes)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+@pytest.mark.parametrize(("backend", "prewarm"), [("aot_eager", False), ("inductor", True)])
+def test_not_where_nothing_is_compiled_by_inductor_in_this_process(
+    backend: str, prewarm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[str] = []
+    callback = hot(backend=backend, prewarm=prewarm, store=None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cpp_beside, "start_toolchain", lambda _: phases.append(callback.phase))
+    fit(seeded(Net), [callback], max_steps=6, max_epochs=-1)
+    assert "prewarming" not in phases, "a step is only traced there"
+    assert backend == "inductor" or not phases
+
+
+SCRIPT = """
+import threading
+from torch._inductor.cpp_builder import CppBuilder
+from tests.hot import hot
+from tests.models import Net, fit, seeded
+
+def main():
+    by, build = [], CppBuilder.build
+
+    def noted(self):
+        build(self)
+        if any(kind in self.get_target_file_path() for kind in (".h.gch", ".h.pch")):
+            by.append(threading.current_thread().name)
+
+    CppBuilder.build = noted
+    callback = hot(backend="inductor", scope="step", store={store!r}, {options})
+    fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
+    assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+    print(by)
+
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["", "options=dict(cpp_wrapper=False)", "random='backend'"])
+def test_the_compile_needs_no_other_header(tmp_path: Path, options: str) -> None:
+    script = SCRIPT.format(store=str(tmp_path / "store"), options=options)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for of_this_process in (["hotcompile-toolchain"], []):  # the second one finds it in the store
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            cwd=tmp_path,
+            check=True,
+            timeout=500,
+            capture_output=True,
+            text=True,
+        )
+        assert run.stdout.splitlines()[-1] == str(of_this_process), run.stdout + run.stderr
