@@ -8,22 +8,25 @@ from statistics import median
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.plan.scopes import Region
 
-BASE_COMPILE_S = 2.5
+BASE_COMPILE_S = 0.7
 """Seconds until the first graph is compiled, beside the toolchain's start and its own (2 CPU cores)."""
 
-TOOLCHAIN_S = 6.5
-"""Seconds that the C++ compiler's probes and precompiled header take, once on a machine (5.9 to 7.3)."""
+TOOLCHAIN_S = 3.5
+"""Seconds that the C++ compiler's probes and precompiled header add, once on a machine (2.1 to 5.0).
 
-SECONDS_PER_REGION = {"step": 7.0, "group": 4.5, "module": 3.5, "function": 3.0, "optimizer": 0.7}
-"""Seconds for each further region, forward and backward (suite ``scopes``, 2 CPU cores, cold)."""
+They take longer, but begin with the tracing.
+"""
 
-SECONDS_PER_TENSOR = 0.32
-"""Seconds for each tensor that a compiled optimizer steps (the same)."""
+SECONDS_PER_REGION = {"step": 7.0, "group": 3.7, "module": 3.5, "function": 3.0, "optimizer": 0.7}
+"""Seconds for each further region, forward and backward (2 CPU cores, cold; a function was not measured)."""
 
-KNOWN_STEP_S, SECONDS_PER_OP = 3.5, 0.032
-"""Seconds for a whole step of which the operations are known, and for each that is not fusible (the same).
+SECONDS_PER_TENSOR = 0.23
+"""Seconds for each tensor that a compiled optimizer steps (0.21 to 0.25 of four models)."""
 
-For a case that the fit has not seen the error is 21%, with one number for all steps 34%.
+KNOWN_STEP_S, SECONDS_PER_OP = 2.8, 0.021
+"""Seconds for a whole step of which the operations are known, and for each that is not fusible.
+
+Of twelve models; for one that the fit has not seen the typical error is 32%.
 """
 
 AUTOTUNE = 10.0

@@ -15,7 +15,10 @@ GAIN_OVER_KERNEL = 1.01
 """The same of a compiled optimizer over torch's fused kernel (up to 2% by hand in suite ``steady``)."""
 
 CHEAP = 0.01
-"""Share of the time that is left which may be spent to find out, whatever the expected gain."""
+"""Share of the time that is left which may be spent to find out, whatever the expected gain.
+
+Also what it may cost that a child process compiles, so that training does not stand still.
+"""
 
 WARM_SHARE = 0.15
 """Compile time with a full compiler cache over that with an empty one (a GPT of 4 blocks: 2 s of 14)."""
@@ -45,6 +48,10 @@ class Decision:
     def pays(self) -> bool:
         """Whether the run itself is expected to become shorter."""
         return self.net_s is not None and self.net_s > 0
+
+    def ahead_of(self, other: Decision) -> float:
+        """Seconds by which the run is expected to become shorter than with the other one."""
+        return (self.net_s or 0.0) - (other.net_s or 0.0)
 
     @property
     def net_s(self) -> float | None:
@@ -128,8 +135,9 @@ def forecast(
     compile once they would have saved together what compiling costs; the first one does if it loses
     little by it, and one more like it would save more.
 
-    A child process that would take too long leaves the choice to compile in the step itself, where that
-    pays: a child has the core that is left, and nothing is gained until it is done.
+    Where a child process would take too long, the step itself compiles: a child has the core that is left,
+    and nothing is gained until it is done. That training goes on meanwhile is worth a small share of the time
+    that is left.
 
     Args:
         remaining_steps: steps that are left, ``None`` if unknown.
@@ -143,10 +151,12 @@ def forecast(
     if remaining_steps is None:
         return _of_unknown_length(step_s, spent_s, expected.cost_s)
     decision = _weighed(remaining_steps, step_s, expected)
-    if expected.child is None or not or_inline or (decision.go and decision.pays):
+    if expected.child is None or not or_inline:
         return decision
     inline = _weighed(remaining_steps, step_s, replace(expected, child=None))
     if not inline.go or (decision.go and not inline.pays):
+        return decision
+    if decision.pays and inline.ahead_of(decision) <= CHEAP * remaining_steps * step_s:
         return decision
     reason = f"{inline.reason}; a child process would take about {expected.child.seconds:.0f} s"
     return replace(inline, inline=True, reason=reason)

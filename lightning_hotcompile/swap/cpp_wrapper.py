@@ -108,8 +108,8 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
 
 def _mark_of(graph_module: GraphModule) -> Path:
     """The file that says of this graph that C++ cannot call it; a wrong one would cost speed and no more."""
-    codes = [m.code for m in graph_module.modules() if isinstance(m, GraphModule)]
-    digest = hashlib.sha256("\0".join([torch.__version__, *codes]).encode()).hexdigest()
+    graphs = [str(module.graph) for module in graph_module.modules() if isinstance(module, GraphModule)]
+    digest = hashlib.sha256("\0".join([torch.__version__, *graphs]).encode()).hexdigest()
     return Path(inductor_paths.folder_in_use(), NEED_PYTHON, digest)
 
 
