@@ -1,6 +1,6 @@
 """One case compiled in one scope, in this process; prints one line of JSON.
 
-    python -m lightning_hotcompile.bench.one_scope CASE [--threads N] [--pairs N] [--options JSON]
+    python -m lightning_hotcompile.bench.one_scope CASE [--threads N] [--pairs N] [--fused] [--options JSON]
 
 Where the compiler keeps its files is up to the environment.
 """
@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile import judge
+from lightning_hotcompile.bench.arms import fuse_optimizers
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.callback import HotCompile
@@ -42,14 +43,23 @@ class OpsOfOneStep(Callback):
         self.graph = self._recorder.graph() or self.graph
 
 
-def run(case: Case, pairs: int, options: dict[str, Any]) -> dict[str, Any]:
+class FusedOptimizers(Callback):
+    """Torch's fused kernels update the weights, whoever computes the gradients."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From the first step on."""
+        fuse_optimizers(trainer)
+
+
+def run(case: Case, pairs: int, options: dict[str, Any], *, fused: bool = False) -> dict[str, Any]:
     """Train until ``pairs`` pairs of eager and compiled steps are measured; eager time / compiled time."""
     hot, ops = HotCompile(**options), OpsOfOneStep()
+    before: list[Callback] = [FusedOptimizers()] if fused else []
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=1,
         limit_train_batches=_STEPS_BEFORE_PAIRS + _STEPS_PER_PAIR * pairs,
-        callbacks=[ops, hot],
+        callbacks=[*before, ops, hot],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -80,9 +90,10 @@ def main() -> None:
     found = given(
         __doc__,
         lambda p: p.add_argument("--pairs", type=int, default=40),
+        lambda p: p.add_argument("--fused", action="store_true"),
     )
     judge.SETTLING_LOOKS = (found.pairs,)  # one look, after all pairs
-    print(json.dumps(run(CASES[found.case], found.pairs, found.options)))
+    print(json.dumps(run(CASES[found.case], found.pairs, found.options, fused=found.fused)))
 
 
 if __name__ == "__main__":

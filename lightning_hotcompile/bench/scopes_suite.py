@@ -15,13 +15,17 @@ from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.plan.prior import OpStatistics
 
+FUSED = "+fused"
+"""End of the name of a scope that is measured with torch's fused optimizers, in the eager steps too."""
+
 HOW = """\
 Each scope of each case has a process and empty compiler caches of its own. Once the step is compiled,
 eager and compiled steps are run in turn (E C C E), and the ratio is the median over the pairs, with the
 95% interval of the sign test. A ratio above 1 says that compiled is faster. `compile_s` is all compiling, the
 backward included. The callback's other rules are off: no forecast, no lower bound for the gain. Operations
 are those of the forward and the backward; fusible are all but views and calls of a library (matrix products,
-convolutions, recurrent layers, attention, embeddings)."""
+convolutions, recurrent layers, attention, embeddings). With `+fused` torch's fused kernels update the
+weights, in eager and in compiled steps, as they do with the callback's usual options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,8 @@ class ScopesSuite(CaseSuite):
 
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""
-        return "lightning_hotcompile.bench.one_scope", [case, "--pairs", str(self.pairs)]
+        fused = ["--fused"] if plan.endswith(FUSED) else []
+        return "lightning_hotcompile.bench.one_scope", [case, "--pairs", str(self.pairs), *fused]
 
     def line(self, row: Row) -> str:
         """A row for the console."""
