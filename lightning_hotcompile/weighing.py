@@ -133,7 +133,8 @@ class Weighing:
             return GAIN_OVER_KERNEL
         step_s = self._ledger.eager_step_s if self._on_cpu else None
         whole, part = (
-            expected_speedup(p.regions, step_s, self._watch.op_statistics) for p in (plan, self._plan)
+            expected_speedup(p.regions, step_s, self._watch.op_statistics, fused=False)
+            for p in (plan, self._plan)
         )
         return max(1.0, whole / part)
 

@@ -87,7 +87,7 @@ def test_a_plan_that_cannot_be_compiled_is_left(train: Callable[..., HotCompile]
 
 @pytest.mark.parametrize(
     ("steps", "options"),
-    [(80, {}), (LONG, {"scope": "step"}), (LONG, {"cost_gate": False}), (LONG, {"min_speedup": 0.0})],
+    [(65, {}), (LONG, {"scope": "step"}), (LONG, {"cost_gate": False}), (LONG, {"min_speedup": 0.0})],
     ids=["too few steps are left", "the scope was asked for", "no cost gate", "whatever it gains"],
 )
 def test_no_other_plan_is_tried(

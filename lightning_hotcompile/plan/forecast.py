@@ -104,7 +104,11 @@ class Expectation:
 
 
 def expected_speedup(
-    regions: Sequence[Region], step_s: float | None, ops: OpStatistics | None = None
+    regions: Sequence[Region],
+    step_s: float | None,
+    ops: OpStatistics | None = None,
+    *,
+    fused: bool = True,
 ) -> float:
     """Eager time / compiled time that these regions are expected to give, by the prior.
 
@@ -112,11 +116,14 @@ def expected_speedup(
         regions: of a plan.
         step_s: seconds of an eager step, ``None`` if not known, or not on a CPU.
         ops: of its forward and backward, ``None`` if they were not recorded.
+        fused: whether an optimizer that is none of the regions is taken to be torch's fused kernel, as it
+            mostly is.
     """
     kinds = {region.kind for region in regions}
-    if "step" in kinds:
-        return PRIOR["step+optimizer" if "optimizer" in kinds else "step"].speedup(step_s, ops)
-    return PRIOR["regions+optimizer"].speedup(step_s, ops)
+    if "step" not in kinds:
+        return PRIOR["regions+optimizer"].speedup(step_s, ops)
+    others = "step+fused" if fused else "step"
+    return PRIOR["step+optimizer" if "optimizer" in kinds else others].speedup(step_s, ops)
 
 
 def forecast(

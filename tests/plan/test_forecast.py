@@ -276,7 +276,8 @@ def test_a_decision_has_its_reason() -> None:
 def test_the_expected_speed_up_depends_on_what_is_compiled_and_on_the_step() -> None:
     whole, ops = regions("step", "optimizer"), OpStatistics(fusible=300, batch_norm=0)
     assert expected_speedup(whole, 0.01, ops) == PRIOR["step+optimizer"].speedup(0.01, ops)
-    assert expected_speedup(regions("step"), 0.01, ops) == PRIOR["step"].speedup(0.01, ops)
+    assert expected_speedup(regions("step"), 0.01, ops) == PRIOR["step+fused"].speedup(0.01, ops)
+    assert expected_speedup(regions("step"), 0.01, ops, fused=False) == PRIOR["step"].speedup(0.01, ops)
     assert expected_speedup(regions("group", "module"), 0.01) == PRIOR["regions+optimizer"].speedup(0.01)
     assert expected_speedup(whole, 0.001) < 1 < expected_speedup(whole, 0.02)
 
