@@ -141,6 +141,11 @@ class Flip:
         if self.in_place:
             self.installation.take_out()
 
+    def end(self) -> None:
+        """Change the model back for good; nothing of this works on beside it any longer."""
+        self.take_out()
+        self.installation.end()
+
     def pause(self) -> None:
         """Change the model back for a while; what was compiled is kept."""
         self._paused = self.in_place

@@ -92,7 +92,7 @@ class Rounds:
     def close(self) -> None:
         """Change everything back; a round that has not ended leaves the word to the best one before it."""
         for flip in self._flips:
-            flip.take_out()
+            flip.end()
         if self._is_trial and self._best is not None and self._track is not None:
             self._ledger.end_round()
             self._take_up(self._best, self._track, self._best.state.reason)

@@ -12,6 +12,7 @@ import importlib.metadata
 import inspect
 import pickle
 import types
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hotcompile.swap import compiled_function, compilers, dynamo
 from lightning_hotcompile.swap.compiled_function import CompiledFunction, without_disable
+from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
@@ -333,8 +335,9 @@ class TestRandomNumbers:
         def settings(**given: Any) -> dict[str, Any]:
             backend = compilers.resolve_backend("inductor", **{"mode": None, "options": None, **given})
             nonlocals = inspect.getclosurevars(backend).nonlocals
-            if "in_cpp" in nonlocals:
-                nonlocals = inspect.getclosurevars(nonlocals["in_cpp"]).nonlocals
+            for inner in ("in_cpp", "backend"):
+                if inner in nonlocals:
+                    nonlocals = inspect.getclosurevars(nonlocals[inner]).nonlocals
             return nonlocals["wrapper"](True).config
 
         in_cpp = {"cpp_wrapper": True} if dynamo.TORCH >= (2, 13) else {}
@@ -986,3 +989,20 @@ class TestFusedOptimizers:
                 weight.grad = torch.ones(3)
                 optimizer.step()
         assert len(calls) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["CppWrapperCodeCache", "CppPythonBindingsCodeCache"])
+def test_asking_for_no_code_makes_the_header_and_compiles_nothing(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import codecache
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiler"))
+    undo = use_headers(tmp_path / "headers")
+    try:
+        getattr(codecache, cache).load_async("", "cpu")
+        assert len([*(tmp_path / "headers").glob("*.gch"), *(tmp_path / "headers").glob("*.pch")]) == 1
+        assert not list((tmp_path / "compiler").rglob("*.main.so"))
+    finally:
+        undo()

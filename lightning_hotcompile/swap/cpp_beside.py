@@ -23,6 +23,7 @@ from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import cpp_wrapper
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.whole_files import WholeFiles
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def why_not_early(root: nn.Module) -> str | None:
 
 
 class EarlyToolchain:
-    """Begins in a thread of its own when it is entered; when it is left, that thread has ended.
+    """Starts the C++ compiler in a thread of its own when it is entered for the first time.
 
     Torch's locks keep it apart from the compile that needs the same files: what comes second waits, and finds
     them. An error here is one that the compile will have, and tell.
@@ -55,24 +56,29 @@ class EarlyToolchain:
     def __init__(self, root: nn.Module, options: Mapping[str, Any] | None) -> None:
         self._root = root
         self._options = options or {}
-        self._thread: threading.Thread | None = None
-        self._is_begun = False
+        self.thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
-        if self._is_begun or why_not_early(self._root) is not None:
+        if self.thread is not None or why_not_early(self._root) is not None:
             return
-        self._is_begun = True  # once: what comes later finds all of it
-        self._thread = threading.Thread(target=self._begin, name="hotcompile-toolchain", daemon=True)
-        self._thread.start()
+        # Here and not in the thread: two that import torch's modules, which import each other, can break it.
+        import torch._inductor.codecache  # noqa: F401
+
+        self.thread = threading.Thread(target=self._begin, name="hotcompile-toolchain")
+        self.thread.start()
 
     def __exit__(self, *_: object) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
+        """What is being made is of use to a later flip: nobody waits for it before :meth:`wait`."""
+
+    def wait(self) -> None:
+        """Until the thread has ended, if there is one: a run leaves no compiler behind."""
+        if self.thread is not None:
+            self.thread.join()
 
     def _begin(self) -> None:
         try:
-            start_toolchain(self._options)
+            with WholeFiles():
+                start_toolchain(self._options)
         except Exception:  # noqa: BLE001  # whatever it is, the compile finds it too
             _log.debug("the C++ compiler could not be started early", exc_info=True)
 

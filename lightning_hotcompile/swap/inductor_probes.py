@@ -25,7 +25,7 @@ class AsNeeded:
 
     def __init__(self, candidates: Iterable[Any]) -> None:
         self._candidates = tuple(candidates)
-        self._asking = threading.Lock()
+        self._asking = threading.RLock()
 
     def __iter__(self) -> Iterator[Any]:
         return filter(self._holds, self._candidates)

@@ -90,6 +90,7 @@ class Installation:
         self._optimizers = optimizers
         self._breaks_before = graph_break_count()
         self._swapped = [self._swap(region) for region in plan.regions]
+        self._toolchain = EarlyToolchain(root, config.options)
         self.in_place = False
 
     @cached_property
@@ -97,8 +98,7 @@ class Installation:
         """What torch does otherwise meanwhile; where graphs are collected no compiler is at work."""
         if self._config.backend != "inductor" or self.witness.collect is not None:
             return (KeepsBuffers(),)
-        early = EarlyToolchain(self._root, self._config.options)
-        return (KeepsBuffers(), ProbesAsNeeded(), WholeFiles(), early)
+        return (KeepsBuffers(), ProbesAsNeeded(), WholeFiles(), self._toolchain)
 
     def _swap(self, region: Region) -> SwappedRegion:
         dynamic = self._config.dynamic if isinstance(self._config.dynamic, bool) else None
@@ -219,6 +219,11 @@ class Installation:
             for setting in reversed(self._torch_settings):
                 setting.__exit__()
         self.in_place = False
+
+    def end(self) -> None:
+        """Change everything back for good, and wait for what was begun beside it."""
+        self.take_out()
+        self._toolchain.wait()
 
     def proofs(self) -> list[Proof]:
         """For each planned region what was seen of it."""

@@ -21,27 +21,55 @@ _ELF_HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")  # of 64 bits, little-endia
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
 
-class WholeFiles:
-    """While it is entered, each build of this process writes to a file that is renamed when it is whole.
+class _Replaced:
+    """The way torch builds: replaced by the first who wants that, given back by the last, of any thread."""
 
-    That file ends with ``.part`` and is this thread's own: torch's locks do not cover every file, and a
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: Callable[[], None] | None = None
+
+    def enter(self) -> None:
+        """One more wants it."""
+        # Not at the top: a run without a flip does not owe the compiler's import.
+        from torch._inductor.cpp_builder import CppBuilder
+
+        with self._lock:
+            self._users += 1
+            if self._undo is None:
+                self._undo = _replace(CppBuilder)
+
+    def leave(self) -> None:
+        """One wants it no longer."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._undo is not None:
+                self._undo()
+                self._undo = None
+
+
+_REPLACED = _Replaced()
+
+
+class WholeFiles:
+    """While any is entered, each build of this process writes to a file that is renamed when it is whole.
+
+    That file ends with ``.part`` and is its thread's own: torch's locks do not cover every file, and a
     compiler may outlive the process that held one. Nothing happens where this torch does it in another way.
     """
 
     def __init__(self) -> None:
-        self._undo: Callable[[], None] | None = None
+        self._is_entered = False
 
     def __enter__(self) -> None:
-        # Not at the top: a run without a flip does not owe the compiler's import.
-        from torch._inductor.cpp_builder import CppBuilder
-
-        if self._undo is None and not hasattr(CppBuilder.build, "whole_files"):
-            self._undo = _replace(CppBuilder)
+        if not self._is_entered:
+            _REPLACED.enter()
+            self._is_entered = True
 
     def __exit__(self, *_: object) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
+        if self._is_entered:
+            self._is_entered = False
+            _REPLACED.leave()
 
 
 def _replace(builder: Any) -> Callable[[], None]:
@@ -66,7 +94,6 @@ def _replace(builder: Any) -> Callable[[], None]:
         if builder.build is build:
             builder.build = before
 
-    build.whole_files = True  # type: ignore[attr-defined]
     builder.build = build
     return undo
 

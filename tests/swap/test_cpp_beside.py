@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch._inductor.codecache as codecache
 import torch._inductor.config as inductor_config
 from torch import nn
+from torch._inductor.cpp_builder import CppBuilder
 
 from lightning_hotcompile.swap import cpp_beside
 from lightning_hotcompile.swap.cpp_beside import (
@@ -23,7 +25,9 @@ from lightning_hotcompile.swap.cpp_beside import (
     start_toolchain,
     why_not_early,
 )
+from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.inductor_probes import AsNeeded
+from lightning_hotcompile.swap.whole_files import WholeFiles
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 
@@ -45,25 +49,56 @@ class TestWhyNotEarly:
         assert why_not_early(nn.Linear(2, 2, device="meta")) == "the model is on meta"
 
 
+def entered(options: Any = None) -> EarlyToolchain:
+    """One whose thread has ended."""
+    early = EarlyToolchain(nn.Linear(2, 2), options)
+    with early:
+        assert early.thread is not None
+    early.wait()
+    assert not early.thread.is_alive()
+    return early
+
+
 class TestThread:
-    def test_runs_beside_and_has_ended_when_it_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        goes_on, threads = threading.Event(), list[threading.Thread]()
+    def test_nobody_waits_for_it_before_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        goes_on, found = threading.Event(), list[tuple[str, Any]]()
 
         def start(options: Any) -> None:
-            threads.append(threading.current_thread())
-            assert options == {"max_autotune": True}
             goes_on.wait(60)
+            found.append((threading.current_thread().name, options))
 
         monkeypatch.setattr(cpp_beside, "start_toolchain", start)
         early = EarlyToolchain(nn.Linear(2, 2), {"max_autotune": True})
         with early:
-            assert not goes_on.is_set()
-            goes_on.set()
-        assert [thread.is_alive() for thread in threads] == [False]
-        assert threads[0] is not threading.main_thread()
+            thread = early.thread
         with early:
-            pass
-        assert len(threads) == 1, "what comes later finds what the first one has made"
+            assert early.thread is thread, "once: what comes later finds what was made"
+        assert thread is not None
+        assert thread.is_alive()
+        assert not thread.daemon, "the process would leave a compiler behind"
+        goes_on.set()
+        early.wait()
+        assert found == [("hotcompile-toolchain", {"max_autotune": True})]
+
+    def test_its_files_are_whole_though_the_rest_has_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        begun, goes_on = threading.Event(), threading.Event()
+        before, seen = CppBuilder.build, list[object]()
+
+        def start(_: Any) -> None:
+            begun.set()
+            goes_on.wait(60)
+            seen.append(CppBuilder.build)
+
+        monkeypatch.setattr(cpp_beside, "start_toolchain", start)
+        early = EarlyToolchain(nn.Linear(2, 2), None)
+        with WholeFiles(), early:
+            ours = CppBuilder.build
+            begun.wait(60)
+        goes_on.set()
+        early.wait()
+        assert ours is not before
+        assert seen == [ours]
+        assert CppBuilder.build is before
 
     def test_an_error_is_left_to_the_compile(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -71,8 +106,7 @@ class TestThread:
         monkeypatch.setattr(codecache.CppWrapperCodeCache, "load_async", lambda *_: 1 / 0)
         monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "load_async", lambda *_: 1 / 0)
         caplog.set_level("DEBUG", logger=cpp_beside.__name__)
-        with EarlyToolchain(nn.Linear(2, 2), None):
-            pass
+        entered()
         assert "could not be started early" in caplog.text
         assert "ZeroDivisionError" in caplog.text
 
@@ -80,8 +114,7 @@ class TestThread:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("DEBUG", logger=cpp_beside.__name__)
-        with EarlyToolchain(nn.Linear(2, 2), {"no_such_option": 1}):
-            pass
+        entered({"no_such_option": 1})
         assert "no_such_option" in caplog.text
 
 
@@ -199,25 +232,46 @@ def test_not_where_nothing_is_compiled_by_inductor_in_this_process(
     assert backend == "inductor" or not phases
 
 
+def test_it_has_ended_when_the_fit_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    threads: list[threading.Thread] = []
+
+    def start(_: Any) -> None:
+        threads.append(threading.current_thread())
+        time.sleep(1.0)
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(cpp_beside, "start_toolchain", start)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
+    callback = hot(backend="inductor", store=None, on_error="eager")
+    fit(seeded(Net), [callback], max_steps=5, max_epochs=-1)
+    assert callback.report.phase == "reverted"
+    assert [thread.is_alive() for thread in threads] == [False]
+
+
 SCRIPT = """
+import json
 import threading
 from torch._inductor.cpp_builder import CppBuilder
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 
 def main():
-    by, build = [], CppBuilder.build
+    by, build = {{}}, CppBuilder.build
 
     def noted(self):
         build(self)
-        if any(kind in self.get_target_file_path() for kind in (".h.gch", ".h.pch")):
-            by.append(threading.current_thread().name)
+        for part, kind in ((".h.gch", "header"), (".h.pch", "header"), (".main.so", "code")):
+            if part in self.get_target_file_path():
+                by.setdefault(kind, []).append(threading.current_thread().name)
 
     CppBuilder.build = noted
     callback = hot(backend="inductor", scope="step", store={store!r}, {options})
     fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
     assert all(region.proven for region in callback.report.regions), callback.report.to_text()
-    print(by)
+    print(json.dumps(by))
 
 main()
 """
@@ -225,10 +279,11 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "options=dict(cpp_wrapper=False)", "random='backend'"])
-def test_the_compile_needs_no_other_header(tmp_path: Path, options: str) -> None:
+def test_the_compile_needs_no_other_header_and_builds_in_threads(tmp_path: Path, options: str) -> None:
     script = SCRIPT.format(store=str(tmp_path / "store"), options=options)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    for of_this_process in (["hotcompile-toolchain"], []):  # the second one finds it in the store
+    found = []
+    for _ in range(2):
         run = subprocess.run(
             [sys.executable, "-c", script],
             env=environment,
@@ -238,4 +293,9 @@ def test_the_compile_needs_no_other_header(tmp_path: Path, options: str) -> None
             capture_output=True,
             text=True,
         )
-        assert run.stdout.splitlines()[-1] == str(of_this_process), run.stdout + run.stderr
+        found.append(json.loads(run.stdout.splitlines()[-1]))
+    first, second = found
+    assert first.pop("header") == ["hotcompile-toolchain"]
+    if TORCH >= (2, 13) and "cpp_wrapper" not in options:
+        assert first["code"] == 3 * ["hotcompile-build"], "forward, backward and optimizer"
+    assert second == {}, "it finds all of it in the store"

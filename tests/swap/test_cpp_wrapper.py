@@ -180,7 +180,10 @@ def _(x: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [of_a_multinomial, of_an_operation_of_ones_own, torch.sgn])
-def test_what_cpp_cannot_call_is_called_as_usual(function: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cpp_cannot_call_is_called_as_usual(
+    function: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # else it may be known already
     x = torch.rand(3, 4)
     caplog.set_level("DEBUG", logger=cpp_wrapper.__name__)
 
