@@ -119,7 +119,7 @@ class HotCompileConfig:
     """Let a child process fill the compiler's cache while training goes on; ``"auto"`` = if there is a
     second core or an accelerator. Where training uses all cores, it gives up one meanwhile. None is started
     where an earlier run has left its compiled code, and with ``"auto"`` none where the forecast finds that it
-    would be done too late, or that it would cost more than 1% of what is left of the run."""
+    would be done too late, or that compiling in the step would save 1% of what is left of the run."""
 
     keep_freed_memory: bool = True
     """On a CPU with glibc, where steps give memory back to the system and take it again: let the process keep

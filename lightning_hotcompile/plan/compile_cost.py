@@ -14,7 +14,8 @@ BASE_COMPILE_S = 0.75
 TOOLCHAIN_S = 3.5
 """Seconds that the C++ compiler's probes and precompiled header add, once on a machine (2.1 to 5.0).
 
-They take longer, but begin with the tracing.
+They take longer, but begin with the tracing where there is a second core and the model is on the CPU; else
+they add about 6 s.
 """
 
 SECONDS_PER_REGION = {"step": 5.7, "group": 3.1, "module": 2.9, "function": 2.5, "optimizer": 0.7}

@@ -143,8 +143,8 @@ def forecast(
     little by it, and one more like it would save more.
 
     Where a child process would take too long, the step itself compiles: a child has the core that is left,
-    and nothing is gained until it is done. That training goes on meanwhile is worth a small share of the time
-    that is left.
+    and nothing is gained until it is done. That training goes on meanwhile is worth so much that the run
+    may become longer by a hundredth of what is left than it would be with a compile in the step.
 
     Args:
         remaining_steps: steps that are left, ``None`` if unknown.

@@ -18,14 +18,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import cpp_wrapper
-from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn
 from lightning_hotcompile.swap.whole_files import WholeFiles
 
 _log = logging.getLogger(__name__)
+
+_SETTINGS_OF_A_THREAD_SINCE = (2, 13)
+"""Before, the compiler's settings were those of the process."""
+
+LONGEST_WAIT_S = 60.0
+"""For the toolchain, at the end of a run: it takes 6 s, and may wait for another process that starts it."""
 
 
 def has_second_core() -> bool:
@@ -34,8 +41,15 @@ def has_second_core() -> bool:
     return (len(affinity(0)) if affinity is not None else os.cpu_count() or 1) > 1
 
 
-def why_not_early(root: nn.Module) -> str | None:
-    """Why nothing is begun beside the tracing, or ``None``."""
+def why_not_early(root: nn.Module, options: Mapping[str, Any]) -> str | None:
+    """Why nothing is begun beside the tracing, or ``None``.
+
+    Args:
+        root: the model.
+        options: Inductor's, as the user gave them.
+    """
+    if options and TORCH < _SETTINGS_OF_A_THREAD_SINCE:
+        return f"options would be those of all threads with torch {torch.__version__}"
     elsewhere = next((p.device for p in root.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         return f"the model is on {elsewhere}"
@@ -59,21 +73,29 @@ class EarlyToolchain:
         self.thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
-        if self.thread is not None or why_not_early(self._root) is not None:
+        if self.thread is not None or why_not_early(self._root, self._options) is not None:
             return
         # Here and not in the thread: two that import torch's modules, which import each other, can break it.
         import torch._inductor.codecache  # noqa: F401
 
-        self.thread = threading.Thread(target=self._begin, name="hotcompile-toolchain")
-        self.thread.start()
+        in_context = contextvars.copy_context().run  # the compiler's settings of this thread
+        thread = threading.Thread(
+            target=in_context, args=(self._begin,), name="hotcompile-toolchain", daemon=True
+        )
+        with contextlib.suppress(RuntimeError):  # there are as many threads as there may be
+            thread.start()
+            self.thread = thread
 
     def __exit__(self, *_: object) -> None:
         """What is being made is of use to a later flip: nobody waits for it before :meth:`wait`."""
 
     def wait(self) -> None:
-        """Until the thread has ended, if there is one: a run leaves no compiler behind."""
+        """Until the thread has ended, if there is one, so that a run leaves no compiler behind.
+
+        Not longer than :data:`LONGEST_WAIT_S`: a compiler that hangs must not hold a training.
+        """
         if self.thread is not None:
-            self.thread.join()
+            self.thread.join(LONGEST_WAIT_S)
 
     def _begin(self) -> None:
         try:
@@ -116,6 +138,8 @@ def beside(backend: CompiledFn) -> CompiledFn:
 def builds_beside() -> Iterator[None]:
     """Graphs whose kernels are called from C++ are built in threads; at the end all of them are there.
 
+    After an interruption (a time limit, Ctrl-C) nobody waits for them.
+
     Raises:
         Exception: what the C++ compiler raised for any of them, if nothing was raised inside.
     """
@@ -134,6 +158,10 @@ def builds_beside() -> Iterator[None]:
             yield
         for build in builds:
             build.wait()
+    except Exception:
+        for build in builds:
+            build.join()  # what comes next has the cores for itself
+        raise
     finally:
         active = False
 
@@ -152,9 +180,14 @@ class _Build:
 
     def _run(self, build: Callable[[], Callable[..., Any]]) -> None:
         try:
-            self._function = build()
+            with WholeFiles():
+                self._function = build()
         except Exception as error:  # noqa: BLE001  # raised where it is waited for
             self._error = error
+
+    def join(self) -> None:
+        """Until it is built, or could not be."""
+        self._thread.join()
 
     def wait(self) -> Callable[..., Any]:
         """The function.

@@ -85,7 +85,7 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
         if why_not_possible(graph_module, example_inputs) is not None:
             return usual(graph_module, example_inputs)  # type: ignore[no-any-return]
         mark = _mark_of(graph_module)
-        if os.path.exists(mark):
+        if _needs_python(mark):
             return usual(graph_module, example_inputs)  # type: ignore[no-any-return]
         untouched = _with_origin(copy_of(graph_module), graph_module)
         refused: list[str] = []
@@ -107,7 +107,10 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
 
 
 def _mark_of(graph_module: GraphModule) -> Path:
-    """The file that says of this graph that C++ cannot call it; a wrong one would cost speed and no more."""
+    """The file that names the operations of this graph that C++ cannot call.
+
+    Graphs that differ in shapes and dtypes only share one: a wrong one would cost speed and no more.
+    """
     graphs = [str(module.graph) for module in graph_module.modules() if isinstance(module, GraphModule)]
     digest = hashlib.sha256("\0".join([torch.__version__, *graphs]).encode()).hexdigest()
     return Path(inductor_paths.folder_in_use(), NEED_PYTHON, digest)
@@ -122,6 +125,15 @@ def _with_origin(copy: GraphModule, graph_module: GraphModule) -> GraphModule:
         if hasattr(theirs, _SOURCE):
             setattr(ours, _SOURCE, getattr(theirs, _SOURCE))
     return copy
+
+
+def _needs_python(mark: Path) -> bool:
+    """Whether an operation that was noted there is still none that C++ can call."""
+    try:
+        operations = mark.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return False
+    return any(not _is_known_in_cpp(operation) for operation in operations)
 
 
 class _NeedsPython(Exception):

@@ -17,21 +17,24 @@ from typing import Any
 _NEEDED = ("valid_vec_isa_list", "supported_vec_isa_list", "x86_isa_checker")
 
 
+_ASKING = threading.RLock()
+
+
 class AsNeeded:
     """A list of those that are true, in order; each is asked when somebody wants to know.
 
-    Two threads do not ask at the same time: the second one takes the answer that the first one got.
+    Two threads do not ask at the same time: the second one takes the answer that the first one got. That
+    holds for all lists, since torch's candidates are the same ones, and change while they are asked.
     """
 
     def __init__(self, candidates: Iterable[Any]) -> None:
         self._candidates = tuple(candidates)
-        self._asking = threading.RLock()
 
     def __iter__(self) -> Iterator[Any]:
         return filter(self._holds, self._candidates)
 
     def _holds(self, candidate: Any) -> bool:
-        with self._asking:
+        with _ASKING:
             return bool(candidate)
 
     def __bool__(self) -> bool:

@@ -39,14 +39,23 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestWhyNotEarly:
     def test_early_on_a_cpu_with_two_cores(self) -> None:
-        assert why_not_early(nn.Linear(2, 2)) is None
+        assert why_not_early(nn.Linear(2, 2), {}) is None
 
     def test_not_with_one_core(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-        assert why_not_early(nn.Linear(2, 2)) == "there is no second core"
+        assert why_not_early(nn.Linear(2, 2), {}) == "there is no second core"
 
     def test_not_for_another_device(self) -> None:
-        assert why_not_early(nn.Linear(2, 2, device="meta")) == "the model is on meta"
+        assert why_not_early(nn.Linear(2, 2, device="meta"), {}) == "the model is on meta"
+
+    @pytest.mark.parametrize(("version", "early"), [((2, 11), False), ((2, 13), True)])
+    def test_not_where_options_would_be_those_of_the_whole_process(
+        self, version: tuple[int, int], early: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cpp_beside, "TORCH", version)
+        reason = why_not_early(nn.Linear(2, 2), {"cpp.simdlen": 128})
+        assert (reason is None) is early
+        assert why_not_early(nn.Linear(2, 2), {}) is None
 
 
 def entered(options: Any = None) -> EarlyToolchain:
@@ -75,7 +84,6 @@ class TestThread:
             assert early.thread is thread, "once: what comes later finds what was made"
         assert thread is not None
         assert thread.is_alive()
-        assert not thread.daemon, "the process would leave a compiler behind"
         goes_on.set()
         early.wait()
         assert found == [("hotcompile-toolchain", {"max_autotune": True})]
@@ -99,6 +107,39 @@ class TestThread:
         assert ours is not before
         assert seen == [ours]
         assert CppBuilder.build is before
+
+    def test_a_compiler_that_hangs_does_not_hold_the_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        goes_on = threading.Event()
+        monkeypatch.setattr(cpp_beside, "start_toolchain", lambda _: goes_on.wait(60))
+        monkeypatch.setattr(cpp_beside, "LONGEST_WAIT_S", 0.01)
+        early = EarlyToolchain(nn.Linear(2, 2), None)
+        with early:
+            thread = early.thread
+        early.wait()
+        assert thread is not None
+        assert thread.is_alive()
+        assert thread.daemon, "else the end of the process would wait for it"
+        goes_on.set()
+
+    @pytest.mark.skipif(TORCH < (2, 13), reason="settings are those of the process")
+    def test_it_has_the_settings_of_this_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found: list[object] = []
+        monkeypatch.setattr(
+            cpp_beside, "start_toolchain", lambda _: found.append(inductor_config.cpp.simdlen)
+        )
+        with inductor_config.patch({"cpp.simdlen": 128}):
+            entered()
+        assert found == [128]
+
+    def test_without_a_thread_the_compile_does_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_thread(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        early = EarlyToolchain(nn.Linear(2, 2), None)
+        with early:
+            assert early.thread is None
+        early.wait()
 
     def test_an_error_is_left_to_the_compile(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -181,13 +222,22 @@ class TestBuildsBeside:
         with pytest.raises(RuntimeError, match=r"C\+\+ compile error"), builds_beside():
             codecache.CppWrapperCodeCache.load_pybinding(-1)
 
-    def test_an_error_inside_comes_first(self) -> None:
+    def test_an_error_inside_comes_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ended = threading.Event()
+
+        def slow(_: int) -> Any:
+            time.sleep(0.2)
+            ended.set()
+            raise RuntimeError("C++ compile error")
+
         def lowering(*_: Any) -> Any:
             codecache.CppWrapperCodeCache.load_pybinding(-1)
             raise ValueError("lowering")
 
+        monkeypatch.setattr(codecache.CppWrapperCodeCache, "load_pybinding", slow)
         with pytest.raises(ValueError, match="lowering"):
             beside(lowering)(nn.Identity(), ())
+        assert ended.is_set(), "it would take the core of what is compiled instead"
 
     @pytest.mark.parametrize(("cores", "thread"), [({0}, "MainThread"), ({0, 1}, "hotcompile-build")])
     def test_only_with_a_second_core(
@@ -234,11 +284,18 @@ def test_not_where_nothing_is_compiled_by_inductor_in_this_process(
 
 def test_it_has_ended_when_the_fit_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    threads: list[threading.Thread] = []
+    threads, is_waited_for = list[threading.Thread](), threading.Event()
+    wait = EarlyToolchain.wait
 
     def start(_: Any) -> None:
         threads.append(threading.current_thread())
-        time.sleep(1.0)
+        is_waited_for.wait(60)
+
+    def noted(early: EarlyToolchain) -> None:
+        is_waited_for.set()
+        wait(early)
+
+    monkeypatch.setattr(EarlyToolchain, "wait", noted)
 
     def fails(*_: Any) -> Any:
         raise RuntimeError("no compiler")
