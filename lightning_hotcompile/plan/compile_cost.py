@@ -19,10 +19,13 @@ they add about 6 s.
 """
 
 SECONDS_PER_REGION = {"step": 5.7, "group": 3.1, "module": 2.9, "function": 2.5, "optimizer": 0.7}
-"""Seconds for each further region, forward and backward (2 CPU cores, cold; a function was not measured)."""
+"""Seconds for each further region, forward and backward (2 CPU cores, cold; a function was not measured).
+
+For these and the tensors what was measured is divided by 1.2: so much slower was the machine at that time.
+"""
 
 SECONDS_PER_TENSOR = 0.2
-"""Seconds for each tensor that a compiled optimizer steps (of four models)."""
+"""Seconds for each tensor that a compiled optimizer steps (0.21 to 0.25 of four models, divided by 1.2)."""
 
 KNOWN_STEP_S, SECONDS_PER_OP = 3.5, 0.013
 """Seconds for a whole step of which the operations are known, and for each that is not fusible.

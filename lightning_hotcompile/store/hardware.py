@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from lightning_hotcompile.store import checked
+from lightning_hotcompile.swap.cores import usable_cores
 
 _LINE = checked.line()
 
@@ -65,7 +65,7 @@ class Machine:
         return cls(
             cpu=_cpu_model()[:200],
             vector=torch.backends.cpu.get_cpu_capability()[:200],
-            cores=_usable_cores(),
+            cores=usable_cores(),
             threads=torch.get_num_threads(),
             devices=_devices(),
             system=f"{platform.system()} {platform.machine()}"[:200],
@@ -113,11 +113,6 @@ def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         if found.get(name):
             return " ".join(filter(None, (found.get("cpu implementer"), found[name])))
     return platform.processor() or platform.machine() or "unknown"
-
-
-def _usable_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _devices() -> tuple[str, ...]:

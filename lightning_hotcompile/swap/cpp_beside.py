@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import cpp_wrapper
+from lightning_hotcompile.swap.cores import usable_cores
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn
 from lightning_hotcompile.swap.whole_files import WholeFiles
 
@@ -33,12 +33,6 @@ _SETTINGS_OF_A_THREAD_SINCE = (2, 13)
 
 LONGEST_WAIT_S = 60.0
 """For the toolchain, at the end of a run: it takes 6 s, and may wait for another process that starts it."""
-
-
-def has_second_core() -> bool:
-    """Whether this process may use more than one."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return (len(affinity(0)) if affinity is not None else os.cpu_count() or 1) > 1
 
 
 def why_not_early(root: nn.Module, options: Mapping[str, Any]) -> str | None:
@@ -53,7 +47,7 @@ def why_not_early(root: nn.Module, options: Mapping[str, Any]) -> str | None:
     elsewhere = next((p.device for p in root.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         return f"the model is on {elsewhere}"
-    return None if has_second_core() else "there is no second core"
+    return None if usable_cores() > 1 else "there is no second core"
 
 
 class EarlyToolchain:
@@ -127,7 +121,7 @@ def beside(backend: CompiledFn) -> CompiledFn:
     """A backend that builds the C++ code of a forward while it lowers the backward, where there is a core."""
 
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        with builds_beside() if has_second_core() else contextlib.nullcontext():
+        with builds_beside() if usable_cores() > 1 else contextlib.nullcontext():
             compiled: CompiledFn = backend(graph_module, example_inputs)
         return compiled
 

@@ -1,7 +1,7 @@
 """On a CPU Inductor's kernels are called from C++: one call from Python for a graph, not one for a kernel.
 
 With the code that calls the kernels in C++, a step of small models (suite ``steady``) takes up to 2% less
-time. Compiling takes about as long: a second more for the smallest models, less where there are many kernels.
+time.
 """
 
 from __future__ import annotations
