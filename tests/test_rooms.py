@@ -137,6 +137,7 @@ PRIVATE_TORCH = {
     },
     # One call for many tensors, as torch.optim makes them.
     "swap.fused_check": {"_foreach_norm", "_foreach_sub"},
+    "swap.fused_kernels": {"_foreach_add_"},
     # What each training imports in its first step: done before trainings that are compared are forked.
     "bench.one_run": {"torch._dynamo"},
     "receipt.metrics": {"_batches_that_stepped"},

@@ -973,22 +973,32 @@ class TestFusedOptimizers:
         torch.autograd.graph.increment_version([weight])
         assert weight._version == 1
 
-    @pytest.mark.parametrize("kind", ["Adam", "AdamW", "Adagrad", "SGD"])
-    def test_a_group_says_at_each_step_whether_it_is_fused(self, kind: str) -> None:
-        calls = []
-        weight = nn.Parameter(torch.ones(3))
-        optimizer = getattr(torch.optim, kind)([weight], lr=0.1)
-        name = f"_fused_{kind.lower()}_"
-        original = getattr(torch, name)
+    def test_steps_are_counted_one_tensor_at_a_time(self) -> None:
+        """Fails once torch adds a tensor, as its loop over tensors does: then its own call is as good."""
+        parameter = nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=True)
+        parameter.grad = torch.ones(3)
+        added = list[Any]()
+        original = torch._foreach_add_
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                torch, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))
+                torch, "_foreach_add_", lambda *args, **kw: (added.append(args[1]), original(*args, **kw))
             )
-            for fused in (None, True, None, True):
-                optimizer.param_groups[0]["fused"] = fused
-                weight.grad = torch.ones(3)
-                optimizer.step()
-        assert len(calls) == 2
+            optimizer.step()
+        assert added == [1]
+
+    @pytest.mark.parametrize(
+        ("kernel", "arguments"),
+        [
+            ("adam", ["exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps"]),
+            ("adamw", ["exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps"]),
+            ("adagrad", ["state_sums", "state_steps"]),
+            ("sgd", ["momentum_buffer_list"]),
+        ],
+    )
+    def test_what_the_kernels_take(self, kernel: str, arguments: list[str]) -> None:
+        schema = getattr(torch.ops.aten, f"_fused_{kernel}_").default._schema
+        assert [a.name for a in schema.arguments if not a.kwarg_only] == ["self", "grads", *arguments]
 
 
 @pytest.mark.slow

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from lightning_hotcompile.swap.fused_layout import state_names
-from lightning_hotcompile.swap.optimizer_step import bare_step
+from lightning_hotcompile.swap.fused_kernels import GroupTensors
 
 MOST_ELEMENTS = 5_000_000
 """Elements of parameters that are copied, those of the groups in equal shares."""
@@ -27,79 +25,84 @@ class FusedCheck:
     keeps there itself.
 
     Args:
-        optimizer: one whose tensors are for the kernel; it is read only.
+        groups: tensors that are for the kernel; they are read only.
         most: elements of all parameters that are copied.
     """
 
-    def __init__(self, optimizer: Optimizer, most: int = MOST_ELEMENTS) -> None:
-        self._optimizer = optimizer
-        self._copied: list[tuple[Tensor, int, tuple[str, ...]]] = []
-        groups = []
-        for group in optimizer.param_groups:
-            names = state_names(type(optimizer), group)
-            chosen = list(_within(most // len(optimizer.param_groups), group["params"]))
-            self._copied += [(parameter, n, names) for parameter, n in chosen]
-            settings = {k: v for k, v in group.items() if k not in ("params", "fused", "foreach")}
-            if chosen:
-                copies = [_copy_of(parameter, n) for parameter, n in chosen]
-                groups.append({**settings, "fused": True, "params": copies})
-        kind: Any = type(optimizer)
-        self._copy: Optimizer = kind(groups, lr=float(optimizer.param_groups[0]["lr"]))
-        for copy, (parameter, n, names) in zip(self._copies, self._copied, strict=True):
-            if names:
-                state = optimizer.state[parameter]
-                self._copy.state[copy] = {name: _part(state[name], n).clone() for name in names}
-        self._before = [tensor.clone() for tensor in self._originals()]
+    def __init__(self, groups: Sequence[GroupTensors], most: int = MOST_ELEMENTS) -> None:
+        self._groups = groups
+        self._most = most // len(groups)
+        copies, before = list(map(_cloned, self._parts())), list(map(_cloned, self._parts()))
         with torch.no_grad():
-            bare_step(kind)(self._copy)
+            for copy in copies:
+                copy.update()
+        self._results, self._before = _parameters_first(copies), _parameters_first(before)
+        self._weights = sum(len(copy.parameters) for copy in copies)
 
     def agrees(self) -> bool | None:
         """After the loop's update: whether both are the same but for rounding.
 
         ``None`` where this one is no measure: it is not finite, or moves no weight.
         """
-        loop, fused = list(self._originals()), list(self._results())
+        loop, fused = _parameters_first(self._parts()), self._results
         apart = [float(n) for n in torch._foreach_norm(torch._foreach_sub(loop, fused))]
         moved = [float(n) for n in torch._foreach_norm(torch._foreach_sub(loop, self._before))]
         norms = [float(n) for n in torch._foreach_norm(loop)]
-        if not all(map(math.isfinite, (*moved, *norms))) or not any(moved[: len(self._copied)]):
+        if not all(map(math.isfinite, (*moved, *norms))) or not any(moved[: self._weights]):
             return None
         rounding = [2 * torch.finfo(tensor.dtype).eps for tensor in loop]
         return all(
             a <= TOLERANCE * m + eps * n for a, m, n, eps in zip(apart, moved, norms, rounding, strict=True)
         )
 
-    @property
-    def _copies(self) -> list[Tensor]:
-        return [parameter for group in self._copy.param_groups for parameter in group["params"]]
-
-    def _originals(self) -> Iterator[Tensor]:
-        """The parts of the parameters that were copied, then those of their state."""
-        yield from (_part(parameter, n) for parameter, n, _ in self._copied)
-        for parameter, n, names in self._copied:
-            yield from (_part(self._optimizer.state[parameter][name], n) for name in names)
-
-    def _results(self) -> Iterator[Tensor]:
-        """The same of the copies."""
-        yield from (copy.detach() for copy in self._copies)
-        for copy, (_, _, names) in zip(self._copies, self._copied, strict=True):
-            yield from (self._copy.state[copy][name] for name in names)
+    def _parts(self) -> list[GroupTensors]:
+        """As they are now: the part of a tensor is another one where it is not contiguous."""
+        parts = (_first_of(group, self._most) for group in self._groups)
+        return [part for part in parts if part is not None]
 
 
-def _within(most: int, parameters: list[Tensor]) -> Iterator[tuple[Tensor, int]]:
-    """Parameters with a gradient, the smallest first, each with how many of its elements are copied."""
-    for parameter in sorted((p for p in parameters if p.grad is not None), key=Tensor.numel):
-        n = min(parameter.numel(), most)
+def _parameters_first(groups: Sequence[GroupTensors]) -> list[Tensor]:
+    """All parameters, then the state of all."""
+    state = [tensor for group in groups for column in group.state.values() for tensor in column]
+    return [tensor for group in groups for tensor in group.parameters] + state
+
+
+def _first_of(group: GroupTensors, most: int) -> GroupTensors | None:
+    """The first elements of its tensors, the smallest parameters first; ``None`` where that is none."""
+    chosen = list(_within(most, group.parameters))
+    if not chosen:
+        return None
+
+    def parts(column: Sequence[Tensor]) -> list[Tensor]:
+        return [_part(column[index], n) for index, n in chosen]
+
+    return replace(
+        group,
+        parameters=parts(group.parameters),
+        gradients=parts(group.gradients),
+        state={name: parts(column) for name, column in group.state.items()},
+    )
+
+
+def _within(most: int, parameters: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
+    """The indices of parameters, the smallest first, each with how many of its elements are taken."""
+    for index in sorted(range(len(parameters)), key=lambda i: parameters[i].numel()):
+        n = min(parameters[index].numel(), most)
         most -= n
         if n:
-            yield parameter, n
+            yield index, n
 
 
-def _copy_of(parameter: Tensor, n: int) -> Tensor:
-    copy = torch.nn.Parameter(_part(parameter, n).clone())
-    assert parameter.grad is not None
-    copy.grad = _part(parameter.grad, n).clone()
-    return copy
+def _cloned(group: GroupTensors) -> GroupTensors:
+    def clones(column: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.clone() for tensor in column]
+
+    return replace(
+        group,
+        parameters=clones(group.parameters),
+        gradients=clones(group.gradients),
+        state={name: clones(column) for name, column in group.state.items()},
+    )
 
 
 def _part(tensor: Tensor, n: int) -> Tensor:

@@ -7,38 +7,21 @@ part of something larger, they give wrong results, or read past the end, and say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hotcompile.swap.fused_kernels import STEP, GroupTensors, kernel_for
 from lightning_hotcompile.swap.layout_checks import guards_of
-
-_STATE = {
-    "Adam": ("exp_avg", "exp_avg_sq"),
-    "AdamW": ("exp_avg", "exp_avg_sq"),
-    "Adagrad": ("sum",),
-    "SGD": (),
-}
-"""Names of the tensors in an optimizer's state that are as large as the parameter."""
-
-STEP = "step"
 
 DTYPES = (torch.float32, torch.float64)
 """Of weights that these kernels are used for; complex ones they refuse, in the middle of an update."""
 
-
-def state_names(kind: type[Optimizer], group: dict[str, Any]) -> tuple[str, ...]:
-    """What torch keeps for each parameter of this group: tensors of its size, the number of steps last."""
-    names = _STATE[kind.__name__]
-    counts_steps = bool(names)
-    if group.get("amsgrad"):
-        names = (*names, "max_exp_avg_sq")
-    if group.get("momentum"):
-        names = (*names, "momentum_buffer")
-    return (*names, STEP) if counts_steps else names
+_SCALED = ("grad_scale", "found_inf")
+"""Attributes of an optimizer by which a gradient scaler has it unscale its gradients."""
 
 
 class FusedLayout:
@@ -50,67 +33,71 @@ class FusedLayout:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._counts_steps = bool(_STATE[type(optimizer).__name__])
         self._guards: Any = None
-        self._known = 0
+        self._known: list[Any] = []
 
-    def changed_tensors(self) -> list[Tensor] | None:
-        """The tensors that an update changes, or ``None`` if it is not one for the fused kernel.
+    def groups(self) -> list[GroupTensors] | None:
+        """The tensors for each kernel, or ``None`` if the update is not one for fused kernels.
 
         None of them where it is not one yet: without any gradient, or without the state that the loop makes.
         """
-        sets = self._sets()
-        if not sets:
-            return sets
-        tensors = [tensor for each in sets for tensor in each]
-        if len(tensors) != self._known or not self._guards.check(*tensors):
-            if not all(map(self._is_one_layout, sets)):
+        groups = self._gathered()
+        if not groups:
+            return groups
+        tensors = [tensor for group in groups for tensor in group.all]
+        # Which tensors belong together: that as many are of these layouts is not enough.
+        form = [(len(group.parameters), group.kernel.keeps) for group in groups]
+        if form != self._known or not self._guards.check(*tensors):
+            if not all(map(_are_alike, groups)):
                 return None
-            self._guards, self._known = guards_of(tensors), len(tensors)
-        return [tensor for each in sets for tensor in (each[0], *each[2:])]
+            self._guards, self._known = guards_of(tensors), form
+        return groups
 
-    def _sets(self) -> list[Any] | None:
-        """For each parameter with a gradient: it, its gradient, its state, and the number of steps last."""
+    def _gathered(self) -> list[GroupTensors] | None:
         found, states = [], self._optimizer.state
+        name, own = type(self._optimizer).__name__, vars(self._optimizer)
+        if any(own.get(attribute) is not None for attribute in _SCALED):
+            return None
         for group in self._optimizer.param_groups:
-            names = self._names_in(group)
-            if names is None:
+            kernel = None if _asks_for_another_way(group) else kernel_for(name, group)
+            if kernel is None:
                 return None
+            parameters: list[Tensor] = []
+            gradients: list[Tensor] = []
+            columns: dict[str, list[Any]] = {each: [] for each in kernel.keeps}
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                each = [parameter, gradient]
-                if names:
+                if columns:
                     state = states.get(parameter)
                     if not state:
                         return []  # the loop makes what is missing
-                    each += [state.get(name) for name in names]
-                found.append(each)
+                    for each, column in columns.items():
+                        column.append(state.get(each))
+                parameters.append(parameter)
+                gradients.append(gradient)
+            if parameters:
+                found.append(GroupTensors(kernel, parameters, gradients, columns))
         return found
 
-    def _names_in(self, group: dict[str, Any]) -> tuple[str, ...] | None:
-        asked_for = group.get("fused") is not None or group.get("foreach") is not None
-        if asked_for or group.get("differentiable") or group.get("capturable"):
-            return None
-        if not isinstance(group["lr"], (int, float)):
-            return None
-        return state_names(type(self._optimizer), group)
 
-    def _is_one_layout(self, each: Sequence[Any]) -> bool:
-        if not all(map(_is_plain, each)):
-            return False
-        parameter, others = each[0], each[1:]
-        if self._counts_steps:
-            steps, others = others[-1], others[:-1]
-            if steps.dim() or steps.dtype is not torch.float32:
-                return False
-        layout = _layout(parameter)
-        return (
-            parameter.dtype in DTYPES
-            and _is_dense(parameter)
-            and all(_layout(other) == layout for other in others)
-        )
+def _asks_for_another_way(group: Mapping[str, Any]) -> bool:
+    chosen = group.get("fused") is not None or group.get("foreach") is not None
+    return chosen or bool(group.get("differentiable") or group.get("capturable"))
+
+
+def _are_alike(group: GroupTensors) -> bool:
+    """Whether the kernel gives what the loop gives: it takes all tensors for blocks of one dtype."""
+    steps, *others = [group.state.get(STEP, ()), group.gradients]
+    others += [column for name, column in group.state.items() if name != STEP]
+    if not all(map(_is_plain, group.all)) or any(n.dim() or n.dtype is not torch.float32 for n in steps):
+        return False
+    dtype = group.parameters[0].dtype
+    if dtype not in DTYPES or not all(p.dtype is dtype and _is_dense(p) for p in group.parameters):
+        return False
+    layouts = list(map(_layout, group.parameters))
+    return all(list(map(_layout, column)) == layouts for column in others)
 
 
 def _is_plain(tensor: Any) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from lightning_hotcompile.swap.fused_check import FusedCheck
+from lightning_hotcompile.swap.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.fused_layout import FusedLayout
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
@@ -46,8 +46,8 @@ class Stage(enum.Enum):
 class FusedStep:
     """One optimizer: first a comparison on copies, then both in turns, then what was decided.
 
-    ``fused`` of the parameter groups is set during an update only, so that nobody sees it, checkpoints
-    included. An update that the kernel is not made for is done by the loop.
+    Settings and state stay those of the loop, so that nobody sees it, checkpoints included. An update that
+    the kernel is not made for is done by the loop.
 
     Args:
         optimizer: one for which :func:`~lightning_hotcompile.plan.optimizers.why_not_fused` has no reason.
@@ -120,22 +120,22 @@ class FusedStep:
             self._loop()
             return
         start = self._now()
-        changed = self._tried(self._layout.changed_tensors)
-        if not changed:
+        groups = self._tried(self._layout.groups)
+        if not groups:
             self._loop()
             if self.stage is Stage.TIMING:
                 self._timed(False, self._now() - start, True)
-            self._misfits += changed is None
+            self._misfits += groups is None
             if self._misfits >= _MISFITS:
                 self._give_way()
             return
         self._misfits = 0
         if self.stage is Stage.KEPT:
-            self._fused(changed)
+            self._fused(groups)
         elif self.stage is Stage.CHECKING:
-            self._check()
+            self._check(groups)
         else:
-            self._take_turns(changed, start)
+            self._take_turns(groups, start)
 
     def _give_way(self) -> None:
         """So many updates in a row were not for the kernel: looking closely at each is not worth its time."""
@@ -145,12 +145,12 @@ class FusedStep:
         elif self.stage is not Stage.LEFT:
             self.leave("its tensors or settings are not those that it is made for")
 
-    def _take_turns(self, changed: Sequence[Tensor], start: float) -> None:
+    def _take_turns(self, groups: Sequence[GroupTensors], start: float) -> None:
         """Loop, kernel, kernel, loop: neither is always the first of a pair."""
         by_kernel = self._turns % 4 in (1, 2)
         self._turns += 1
         if by_kernel:
-            self._fused(changed)
+            self._fused(groups)
         else:
             start = self._now()  # the loop need not look at any layout
             self._loop()
@@ -160,25 +160,20 @@ class FusedStep:
         with torch.no_grad():
             self._bare(self.optimizer)
 
-    def _fused(self, changed: Sequence[Tensor]) -> None:
-        groups = self.optimizer.param_groups
-        try:
+    def _fused(self, groups: Sequence[GroupTensors]) -> None:
+        with torch.no_grad():
             for group in groups:
-                group["fused"] = True
-            self._loop()
-        finally:
-            for group in groups:
-                group["fused"] = None
-        increment_version(changed)  # which these kernels, unlike the loop, leave as it is
+                group.update()
+                increment_version(group.changed)  # which these kernels, unlike the loop, leave as it is
         self.runs += 1
 
-    def _check(self) -> None:
+    def _check(self, groups: Sequence[GroupTensors]) -> None:
         """The loop in the training, the kernel on copies."""
         if not any(group["lr"] for group in self.optimizer.param_groups):
             self._loop()  # of which no weight is moved
             return
         start = self._now()
-        check = self._tried(lambda: FusedCheck(self.optimizer))
+        check = self._tried(lambda: FusedCheck(groups))
         self.check_s += self._now() - start
         self._loop()
         if check is None:
