@@ -338,7 +338,7 @@ class TestRandomNumbers:
             for inner in ("in_cpp", "backend"):
                 if inner in nonlocals:
                     nonlocals = inspect.getclosurevars(nonlocals[inner]).nonlocals
-            return nonlocals["wrapper"](True).config
+            return nonlocals["wrapper"]({}).config
 
         in_cpp = {"cpp_wrapper": True} if dynamo.TORCH >= (2, 13) else {}
         assert settings() == {"fallback_random": True, **in_cpp}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import cpp_beside, cpp_wrapper, layout_checks
+from lightning_hotcompile.swap import cpp_beside, cpp_wrapper, layout_checks, loops
 from lightning_hotcompile.swap.dynamo import CompiledFn
 
 
@@ -66,7 +65,8 @@ def resolve_backend(
 
     With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
     the same order. On a CPU its kernels are called from C++, see
-    :mod:`~lightning_hotcompile.swap.cpp_wrapper`. With ``checks_at_once``, for graphs that autograd does not
+    :mod:`~lightning_hotcompile.swap.cpp_wrapper`, and share loops among threads from another size on, see
+    :mod:`~lightning_hotcompile.swap.loops`. With ``checks_at_once``, for graphs that autograd does not
     run backwards, its code does not check the layout of each tensor: one call looks at all of them, see
     :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends are left as
     they are.
@@ -101,22 +101,22 @@ def _inductor(
 def _compiler(
     mode: str | None, ours: Mapping[str, Any], options: Mapping[str, Any], *, checks_at_once: bool
 ) -> CompiledFn:
-    @functools.cache
-    def wrapper(checks_layouts: bool) -> Any:
+    def wrapper(more: Mapping[str, Any]) -> Any:
         # torch.compile's own wrapper checks the names of the options and knows what a mode means. Unlike
         # torch.compile itself it takes both; the options come last.
-        lean = {} if checks_layouts else layout_checks.WITHOUT
         make: Any = torch._TorchCompileInductorWrapper
-        return make(mode, {**ours, **lean, **options}, None)
+        return make(mode, {**ours, **more, **options}, None)
 
     with contextlib.suppress(OSError):  # no cache folder can be made: a failure of the compile, not of ours
-        wrapper(True)
+        wrapper({})
 
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         one_by_one = not checks_at_once or layout_checks.why_needed(graph_module, example_inputs) is not None
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
+        lean = {} if one_by_one else layout_checks.WITHOUT
         with _right_caches(graph_module):
-            compiled: CompiledFn = wrapper(one_by_one)(graph_module, list(example_inputs))
+            compile_it = wrapper({**lean, **loops.options(graph_module)})
+            compiled: CompiledFn = compile_it(graph_module, list(example_inputs))
         return compiled if one_by_one else layout_checks.checked(compiled, example_inputs, held)
 
     return compile_graph
