@@ -112,5 +112,7 @@ class StepWatch:
             recorder.stop()
             self.op_graph = graph = recorder.graph()
             if graph is not None and self._automatic:  # else the optimizers' steps are among them
-                self.op_statistics = OpStatistics.of(graph.counts, graph.elements_by_op)
+                is_typical = self._recorded_step >= _RECORDED_STEP  # in the first step much is done once
+                seconds = recorder.seconds_by_op if is_typical else None
+                self.op_statistics = OpStatistics.of(graph.counts, graph.elements_by_op, seconds)
             self.differentiates_twice |= recorder.differentiates_twice

@@ -104,6 +104,7 @@ PRIVATE_TORCH = {
     "swap.whole_files": {"torch._inductor"},
     # Which operations its C++ code can call.
     "swap.cpp_wrapper": {"torch._inductor", "torch.utils._pytree"},
+    "swap.loops": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
     "swap.numpy_calls": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.

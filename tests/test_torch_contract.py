@@ -985,7 +985,7 @@ class TestFusedOptimizers:
                 torch, "_foreach_add_", lambda *args, **kw: (added.append(args[1]), original(*args, **kw))
             )
             optimizer.step()
-        assert added == [1]
+        assert [type(number) for number in added] == [int]
 
     @pytest.mark.parametrize(
         ("kernel", "arguments"),

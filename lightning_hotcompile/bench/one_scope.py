@@ -29,6 +29,7 @@ class OpsOfOneStep(Callback):
 
     def __init__(self, step: int = 2) -> None:
         self.graph: OpGraph | None = None
+        self.seconds: dict[str, float] = {}
         self._step = step
         self._recorder = OpRecorder()
 
@@ -40,7 +41,8 @@ class OpsOfOneStep(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """End with its backward."""
         self._recorder.stop()
-        self.graph = self._recorder.graph() or self.graph
+        if self.graph is None and (graph := self._recorder.graph()) is not None:
+            self.graph, self.seconds = graph, dict(self._recorder.seconds_by_op)
 
 
 class FusedOptimizers(Callback):
@@ -81,6 +83,7 @@ def run(case: Case, pairs: int, options: dict[str, Any], *, fused: bool = False)
         "compile_s": report.compile_s,
         "ops": dict(ops.graph.counts) if ops.graph else {},
         "elements": dict(ops.graph.elements_by_op) if ops.graph else {},
+        "seconds": {op: round(seconds, 7) for op, seconds in ops.seconds.items()},
         "parameters": sum(p.numel() for p in trainer.lightning_module.parameters()),
     }
 

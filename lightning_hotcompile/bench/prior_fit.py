@@ -24,8 +24,8 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """What each scope gains, as the plain numbers of a :class:`~lightning_hotcompile.plan.prior.Gain`.
 
     Args:
-        rows: with ``plan``, ``eager_ms``, ``speedup``, ``ops`` and ``elements``; those without a speed-up
-            are left out.
+        rows: with ``plan``, ``eager_ms``, ``speedup``, ``ops``, ``elements`` and ``seconds``; those without
+            a speed-up are left out.
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -43,31 +43,51 @@ class _Case:
 
 def _gain(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     cases = [
-        _Case(1e-3 * row["eager_ms"], row["speedup"], OpStatistics.of(row["ops"], row.get("elements") or {}))
+        _Case(
+            1e-3 * row["eager_ms"],
+            row["speedup"],
+            OpStatistics.of(row["ops"], row.get("elements") or {}, row.get("seconds")),
+        )
         for row in rows
     ]
-    errors = {batch_norm: _error_unseen(cases, batch_norm=batch_norm) for batch_norm in (False, True)}
-    better = min(errors, key=errors.__getitem__)
-    gain = replace(_fit(cases, batch_norm=better), rms=errors[better])
+    timed = all(case.ops.light_s is not None for case in cases)
+    choices = [c for c in _CHOICES if timed or "light" not in c]
+    errors = {choice: _error_unseen(cases, choice) for choice in choices}
+    best = min(errors, key=errors.__getitem__)
+    gain = replace(_fit(cases, best), rms=errors[best])
     return {name: value if name == "cases" else round(value, 6) for name, value in vars(gain).items()}
 
 
-def _fit(cases: Sequence[_Case], *, batch_norm: bool) -> Gain:
+_CHOICES = [
+    frozenset(each) for each in (["density"], ["density", "batch_norm"], ["light"], ["light", "batch_norm"])
+]
+"""What the fit may know of a case beside its time: the best for cases that it has not seen is taken."""
+
+
+def _fit(cases: Sequence[_Case], choice: frozenset[str]) -> Gain:
     ms = np.array([1e3 * case.step_s for case in cases])
     fusible = np.array([case.ops.fusible for case in cases]) / ms
     elements = 1e-6 * np.array([case.ops.batch_norm for case in cases]) / ms
+    light = np.array([case.ops.light_share(case.step_s) or 0.0 for case in cases])
     speedups = [case.speedup for case in cases]
-    known = np.stack([np.ones(len(cases)), -1 / ms, np.sqrt(fusible), elements * batch_norm], axis=1)
-    share, call_ms, density, batch_norm_ms = (
-        float(n) for n in not_negative(known, 1 - 1 / np.array(speedups))
-    )
+    columns = [
+        np.ones(len(cases)),
+        -1 / ms,
+        np.sqrt(fusible) * ("density" in choice),
+        elements * ("batch_norm" in choice),
+        light * ("light" in choice),
+    ]
+    solved = not_negative(np.stack(columns, axis=1), 1 - 1 / np.array(speedups))
+    share, call_ms, density, batch_norm_ms, of_light = map(float, solved)
     return Gain(
         share=share,
         call_ms=call_ms,
         density=density,
         batch_norm_ms=batch_norm_ms,
+        light=of_light,
         usual_fusible=float(fusible.mean()),
         usual_batch_norm=float(elements.mean()),
+        usual_light=float(light.mean()) if "light" in choice else 0.0,
         typical=geometric_mean(speedups) or 1.0,
         least=min(speedups),
         most=max(speedups),
@@ -76,11 +96,11 @@ def _fit(cases: Sequence[_Case], *, batch_norm: bool) -> Gain:
     )
 
 
-def _error_unseen(cases: Sequence[_Case], *, batch_norm: bool) -> float:
+def _error_unseen(cases: Sequence[_Case], choice: frozenset[str]) -> float:
     """Root mean square of the logarithm's error, each case predicted from all others."""
     errors = []
     for i, case in enumerate(cases):
-        others = _fit([*cases[:i], *cases[i + 1 :]], batch_norm=batch_norm)
+        others = _fit([*cases[:i], *cases[i + 1 :]], choice)
         errors.append(math.log(case.speedup / others.speedup(case.step_s, case.ops)))
     return math.sqrt(math.fsum(e * e for e in errors) / len(errors))
 

@@ -24,8 +24,10 @@ eager and compiled steps are run in turn (E C C E), and the ratio is the median 
 95% interval of the sign test. A ratio above 1 says that compiled is faster. `compile_s` is all compiling, the
 backward included. The callback's other rules are off: no forecast, no lower bound for the gain. Operations
 are those of the forward and the backward; fusible are all but views and calls of a library (matrix products,
-convolutions, recurrent layers, attention, embeddings). With `+fused` torch's fused kernels update the
-weights, in eager and in compiled steps, as they do with the callback's usual options."""
+convolutions, recurrent layers, attention, embeddings). Light are those of the fusible ones that do little
+for each element (arithmetic, copies, sums; no activations, normalisations or random numbers): the share of
+the eager step that they take, timed one by one in the third step. With `+fused` torch's fused kernels update
+the weights, in eager and in compiled steps, as they do with the callback's usual options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,7 @@ class ScopesSuite(CaseSuite):
         wide["eager ms"] = table.groupby("case", sort=False)["eager_ms"].median().round(2)
         wide["operations"] = table.groupby("case", sort=False)["ops"].max()
         wide["fusible"] = table.groupby("case", sort=False)["fusible"].max()
+        wide["light"] = table.groupby("case", sort=False)["light_share"].median().round(2)
         parts = [
             "# What each scope gains",
             "Geometric means over the cases that a scope could compile: " + _means(rows) + ".",
@@ -100,8 +103,11 @@ class ScopesSuite(CaseSuite):
 def _flat(row: Row) -> dict[str, Any]:
     ops, elements = row.get("ops") or {}, row.get("elements") or {}
     found = {**row, "ops": sum(ops.values()), "regions": _kinds(row)}
-    found.pop("elements", None)
-    return {**found, **asdict(OpStatistics.of(ops, elements))}
+    for each in ("elements", "seconds"):
+        found.pop(each, None)
+    statistics = OpStatistics.of(ops, elements, row.get("seconds"))
+    share = statistics.light_share(1e-3 * (row.get("eager_ms") or 0.0))
+    return {**found, **asdict(statistics), "light_share": share}
 
 
 def _kinds(row: Row) -> str:

@@ -115,6 +115,8 @@ def why_not_fused(optimizer: Any) -> str | None:
             return "a setting of it is a tensor"
         if not all(map(_is_plain, group["params"])):
             return "not all of its parameters are plain 32-bit or 64-bit tensors on the CPU"
+        if len({parameter.dtype for parameter in group["params"]}) > 1:
+            return "a group of it has parameters of several dtypes"
     return None
 
 

@@ -2,9 +2,9 @@
 
     python recipes/benchmark.py suite=scopes
 
-measures the table and fits ``prior.json`` to it; the one in this folder is such a file. The time of a step
-alone says nothing: for a case that the fit has not seen, a line through the times errs as much as the mean
-of all cases does.
+measures the table and fits ``prior.json`` to it; the one in this folder is such a file. What tells most is
+the share of the step that light operations take. The time of a step alone says nothing: for a case that the
+fit has not seen, a line through the times errs as much as the mean of all cases does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,36 @@ _LIBRARY = (
     *("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product", "_flash_attention"),
 )
 """Beginnings of names: calls that compiled code makes as well, their backwards too."""
+
+_LIGHT = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "neg", "abs", "sign", "reciprocal", "pow", "sqrt", "rsqrt", "square"}
+    | {"clamp", "clamp_min", "clamp_max", "minimum", "maximum", "where", "masked_fill", "lerp", "addcmul"}
+    | {"addcdiv", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"}
+    | {"bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "isnan", "isinf", "floor", "ceil", "round"}
+    | {
+        "clone",
+        "copy",
+        "_to_copy",
+        "cat",
+        "stack",
+        "repeat",
+        "roll",
+        "flip",
+        "constant_pad_nd",
+        "tril",
+        "triu",
+    }
+    | {"fill", "zero", "zeros", "ones", "full", "arange", "scalar_tensor", "zeros_like", "ones_like"}
+    | {"full_like", "new_zeros", "new_ones", "new_full", "slice_backward", "select_backward"}
+    | {"sum", "mean", "var", "var_mean", "std", "amax", "amin", "max", "min", "mse_loss", "mse_loss_backward"}
+    | {"relu", "threshold_backward", "leaky_relu", "leaky_relu_backward", "hardtanh", "hardtanh_backward"}
+    | {"native_dropout_backward"}
+)
+"""Names in ``aten``: arithmetic, comparisons, copies, sums.
+
+Not what eager has one kernel for with much to do for each element (activations, normalisations, softmax,
+random numbers, pooling): compiled code does as much. And nothing that is not known to be light.
+"""
 
 _NO_WORK = frozenset(
     {"detach", "empty", "empty_like", "_local_scalar_dense", "_unsafe_view", "lift_fresh"}
@@ -42,25 +72,53 @@ class OpStatistics:
     others: int = 0
     """Operations that are not fusible: each makes a compile longer."""
 
+    light_s: float | None = None
+    """Seconds of fusible operations that do little for each element (arithmetic, copies, sums).
+
+    Once they are fused nearly all of this time is saved. ``None`` if it was not measured.
+    """
+
+    all_s: float = 0.0
+    """Seconds of all operations in the same step, which may have been a slow one."""
+
+    def light_share(self, step_s: float) -> float | None:
+        """Share of an eager step of ``step_s`` seconds that light operations take; ``None`` if not known."""
+        return None if self.light_s is None else self.light_s / max(step_s, self.all_s)
+
     @classmethod
-    def of(cls, ops: Mapping[str, int], elements: Mapping[str, int]) -> OpStatistics:
+    def of(
+        cls,
+        ops: Mapping[str, int],
+        elements: Mapping[str, int],
+        seconds: Mapping[str, float] | None = None,
+    ) -> OpStatistics:
         """Count them.
 
         Args:
             ops: how often each operation ran, by names such as ``aten.mm.default``.
             elements: how many elements of tensors they read and made, by the same names.
+            seconds: that they took, by the same names; none if it was not measured.
         """
         fusible = sum(times for op, times in ops.items() if _is_fusible(op))
         return cls(
             fusible=fusible,
             others=sum(ops.values()) - fusible,
             batch_norm=sum(n for op, n in elements.items() if "batch_norm" in op),
+            light_s=sum(took for op, took in seconds.items() if _is_light(op)) if seconds else None,
+            all_s=sum(seconds.values()) if seconds else 0.0,
         )
 
 
+def _name(op: str) -> str:
+    return op.split(".")[1] if "." in op else op
+
+
 def _is_fusible(op: str) -> bool:
-    name = op.split(".")[1] if "." in op else op
-    return name not in _NO_WORK and not name.startswith(_LIBRARY) and not _is_view(op)
+    return _name(op) not in _NO_WORK and not _name(op).startswith(_LIBRARY) and not _is_view(op)
+
+
+def _is_light(op: str) -> bool:
+    return op.startswith("aten.") and _name(op).removesuffix("_") in _LIGHT
 
 
 def _is_view(op: str) -> bool:
@@ -77,9 +135,11 @@ def _is_view(op: str) -> bool:
 class Gain:
     """What compiling a scope saves of an eager step, as a share of its time in ms.
 
-    ``share + density * sqrt(fusible / time) + (batch_norm_ms * millions of elements - call_ms) / time``;
+    ``share + light * light time / time + density * sqrt(fusible / time)
+    + (batch_norm_ms * millions of elements - call_ms) / time``;
     the speed-up that follows is kept between the least and the most that was measured. All but the counts and
-    ``rms`` are fitted.
+    ``rms`` are fitted; of ``light`` and ``density`` the one is 0 with which cases that the fit has not seen
+    are predicted worse.
     """
 
     share: float
@@ -98,6 +158,12 @@ class Gain:
     usual_batch_norm: float
     """Millions of elements per ms, for the same."""
 
+    light: float = 0.0
+    """Of the time of light operations; more than 1 where what surrounds each of them is saved too."""
+
+    usual_light: float = 0.0
+    """Share of the eager step, for a step of which it is not known."""
+
     typical: float
     """Geometric mean of the speed-ups that were measured: of a step of which nothing is known."""
 
@@ -115,7 +181,9 @@ class Gain:
         ms = 1e3 * step_s
         fusible = self.usual_fusible * ms if ops is None else ops.fusible
         batch_norm = self.usual_batch_norm * ms if ops is None else 1e-6 * ops.batch_norm
-        saved = self.share + self.density * math.sqrt(fusible / ms)
+        share = None if ops is None else ops.light_share(step_s)
+        light = self.usual_light if share is None else share
+        saved = self.share + self.light * light + self.density * math.sqrt(fusible / ms)
         saved += (self.batch_norm_ms * batch_norm - self.call_ms) / ms
         return max(self.least, 1 / max(1 - saved, 1 / self.most))
 

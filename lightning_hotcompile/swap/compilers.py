@@ -65,9 +65,10 @@ def resolve_backend(
 
     With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
     the same order. On a CPU its kernels are called from C++, see
-    :mod:`~lightning_hotcompile.swap.cpp_wrapper`, and share loops among threads from another size on, see
+    :mod:`~lightning_hotcompile.swap.cpp_wrapper`, and two threads share loops from another size on, see
     :mod:`~lightning_hotcompile.swap.loops`. With ``checks_at_once``, for graphs that autograd does not
-    run backwards, its code does not check the layout of each tensor: one call looks at all of them, see
+    run backwards (an optimizer's step), loops are shared as by default, and the code does not check the
+    layout of each tensor: one call looks at all of them, see
     :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends are left as
     they are.
 
@@ -113,10 +114,10 @@ def _compiler(
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         one_by_one = not checks_at_once or layout_checks.why_needed(graph_module, example_inputs) is not None
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
-        lean = {} if one_by_one else layout_checks.WITHOUT
+        more = {} if checks_at_once else loops.options(graph_module, example_inputs, options)
+        more |= {} if one_by_one else layout_checks.WITHOUT
         with _right_caches(graph_module):
-            compile_it = wrapper({**lean, **loops.options(graph_module)})
-            compiled: CompiledFn = compile_it(graph_module, list(example_inputs))
+            compiled: CompiledFn = wrapper(more)(graph_module, list(example_inputs))
         return compiled if one_by_one else layout_checks.checked(compiled, example_inputs, held)
 
     return compile_graph

@@ -30,6 +30,9 @@ _SETTINGS = {
     "SGD": ("lr", "weight_decay", "maximize", "momentum", "dampening", "nesterov"),
 }
 
+_TYPES = dict.fromkeys(("maximize", "amsgrad", "nesterov"), bool)
+"""Of settings that are no numbers: the loop takes others for true, too, and the kernel raises."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -48,7 +51,7 @@ class Kernel:
 
 
 def kernel_for(optimizer: str, group: Mapping[str, Any]) -> Kernel | None:
-    """The kernel that updates this group, or ``None`` if one of its settings is no plain number.
+    """The kernel that updates this group, or ``None`` if one of its settings is none that it takes.
 
     Args:
         optimizer: name of a class with a fused kernel.
@@ -58,7 +61,7 @@ def kernel_for(optimizer: str, group: Mapping[str, Any]) -> Kernel | None:
     settings = {name: group[name] for name in _SETTINGS["Adam" if is_adam else optimizer]}
     if is_adam:
         settings["beta1"], settings["beta2"] = group["betas"]
-    if not all(isinstance(value, (int, float)) for value in settings.values()):
+    if not all(isinstance(value, _TYPES.get(name, (int, float))) for name, value in settings.items()):
         return None
     if optimizer == "SGD":
         settings["is_first_step"] = False  # it makes the momentum: that is left to the loop

@@ -96,6 +96,8 @@ def _are_alike(group: GroupTensors) -> bool:
     dtype = group.parameters[0].dtype
     if dtype not in DTYPES or not all(p.dtype is dtype and _is_dense(p) for p in group.parameters):
         return False
+    if len(set(map(id, group.parameters))) < len(group.parameters):
+        return False  # the loop updates one that is there twice twice, one after the other
     layouts = list(map(_layout, group.parameters))
     return all(list(map(_layout, column)) == layouts for column in others)
 

@@ -15,7 +15,8 @@ with it the digest, can then differ from step to step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -87,6 +88,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _begin(self) -> None:
         self._seen = SeenStorages()
         self._trace: list[list[Any]] = []
+        self._took: list[tuple[Any, float]] = []
         self._broken = False
         self.differentiates_twice = False
         """Whether the backward was run with a graph of its own (``create_graph=True``)."""
@@ -132,6 +134,18 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._trace = []
         return self._graph
 
+    @property
+    def seconds_by_op(self) -> Mapping[str, float]:
+        """Seconds that the operations of each name took in the last recording, without recording them.
+
+        On an accelerator these are the times of the launches.
+        """
+        by_id: dict[int, float] = {}  # their hashes and names are slow
+        for func, seconds in self._took:
+            by_id[id(func)] = by_id.get(id(func), 0.0) + seconds
+        funcs = {id(func): func for func, _ in self._took}
+        return {str(funcs[key]): seconds for key, seconds in by_id.items()}
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -142,8 +156,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             except Exception:  # noqa: BLE001  (a fault of the recording must not break the user's step)
                 self._broken = True
         call = func._op if func.__class__ is OpOverload else func
+        start = perf_counter()
         out = call(*args, **kwargs) if kwargs else call(*args)
         if tokens is not None:
+            self._took.append((func, perf_counter() - start))
             try:
                 self._outputs(tokens, args, out)
             except Exception:  # noqa: BLE001

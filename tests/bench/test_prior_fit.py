@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,43 @@ def test_batch_norm_counts_only_where_it_predicts_better() -> None:
         without[i]["elements"] = {"aten.native_batch_norm.default": 10 ** (5 + i)}
         without[i]["speedup"] *= factor
     assert fitted(without)["step"]["batch_norm_ms"] == 0
+
+
+def timed(number: int = 12) -> list[dict[str, Any]]:
+    """Steps of which the time of light operations is saved; how many there are says nothing."""
+    true, random = replace(TRUE, density=0.0, light=1.1), np.random.default_rng(1)
+    found = []
+    for each in rows(number):
+        light_s = 1e-3 * each["eager_ms"] * float(random.uniform(0.02, 0.5))
+        fusible = sum(each["ops"].values()) - 7
+        batch_norm = each["elements"]["aten.native_batch_norm.default"]
+        known = OpStatistics(fusible=fusible, batch_norm=batch_norm, light_s=light_s)
+        seconds = {"aten.mul.Tensor": light_s, "aten.mm.default": 1e-4, "aten.gelu.default": 1e-4}
+        speedup = true.speedup(1e-3 * each["eager_ms"], known)
+        found.append({**each, "speedup": speedup, "seconds": seconds})
+    return found
+
+
+def test_times_of_operations_count_where_they_predict_better() -> None:
+    found = Gain(**fitted(timed())["step"])  # type: ignore[arg-type]
+    assert (found.light, found.batch_norm_ms) == pytest.approx((1.1, 0.5), abs=1e-5)
+    assert (found.density, found.share) == pytest.approx((0, 0.1), abs=1e-5)
+    shares = [each["seconds"]["aten.mul.Tensor"] / each["eager_ms"] * 1e3 for each in timed()]
+    assert found.usual_light == pytest.approx(float(np.mean(shares)), abs=1e-5)
+
+
+def test_times_that_say_nothing_are_left_out() -> None:
+    random = np.random.default_rng(2)
+    found = [{**each, "seconds": {"aten.mul.Tensor": float(random.uniform(0, 0.002))}} for each in rows()]
+    gain = fitted(found)["step"]
+    assert (gain["light"], gain["usual_light"]) == (0, 0)
+    assert gain["density"] == pytest.approx(TRUE.density, abs=1e-5)
+
+
+def test_where_one_case_was_not_timed_times_are_not_used() -> None:
+    found = timed()
+    del found[3]["seconds"]
+    assert fitted(found)["step"]["light"] == 0
 
 
 def test_each_scope_has_its_own_and_few_cases_have_none() -> None:

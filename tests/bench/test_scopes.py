@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class FakeRunner:
             "eager_ms": 10.0 + len(self.calls), "speedup": speedup, "low": speedup - 0.1,
             "high": speedup + 0.1, "pairs": 40, "compile_s": 20.0, "parameters": 7,
             "ops": {"aten.mm.default": 3, "aten.add.Tensor": 2}, "elements": {"aten.add.Tensor": 9},
+            "seconds": {"aten.add.Tensor": 2e-3, "aten.mm.default": 5e-3},
         }  # fmt: skip
 
 
@@ -67,9 +69,14 @@ def test_files_say_the_same(tmp_path: Path) -> None:
     table = pd.read_csv(tmp_path / "scopes.csv")
     assert list(table["ops"]) == [5] * 12
     assert list(table["fusible"]) == [2] * 12
+    assert list(table["light_s"]) == [0.002] * 12
     assert list(table["regions"]) == ["1 step"] * 12
     page = (tmp_path / "scopes.md").read_text()
     assert "step 1.56x (6), module 1.66x (6), the best of each, eager included, 1.66x" in page
+    header, first = (line.split("|") for line in page.splitlines() if line.startswith(("| case", "| mlp")))
+    assert [word.strip() for word in header if word.strip() == "light"] == ["light"]
+    light = float(first[[word.strip() for word in header].index("light")])
+    assert light == pytest.approx(2 / statistics.mean([row["eager_ms"] for row in rows[:2]]), abs=0.01)
     gains = json.loads((tmp_path / "prior.json").read_text())["gains"]
     assert Gain(**gains["step"]).cases == 6
 

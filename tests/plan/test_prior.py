@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,19 @@ class TestGain:
 
     def test_without_operations_they_are_the_usual_ones(self) -> None:
         assert GAIN.speedup(0.010) == GAIN.speedup(0.010, OpStatistics(fusible=100, batch_norm=0))
+
+    def test_time_of_light_operations_is_saved(self) -> None:
+        gain = replace(GAIN, density=0.0, light=1.2, usual_light=0.25)
+        known = OpStatistics(fusible=100, batch_norm=0, light_s=0.002)
+        # Of 10 ms: 2 ms, 2.4 ms for the light operations, less 0.5 ms.
+        assert gain.speedup(0.010, known) == pytest.approx(10 / (10 - 3.9))
+        usual = 10 / (10 - 2 - 3 + 0.5)
+        assert gain.speedup(0.010) == pytest.approx(usual)
+        assert gain.speedup(0.010, OpStatistics(fusible=100, batch_norm=0)) == pytest.approx(usual)
+        odd = OpStatistics(
+            fusible=100, batch_norm=0, light_s=3.0
+        )  # a step that was slow when it was recorded
+        assert gain.speedup(0.010, odd) == gain.most
 
     def test_of_a_short_step_is_a_loss(self) -> None:
         short = GAIN.speedup(0.001, OpStatistics(fusible=10, batch_norm=0))
@@ -68,7 +82,43 @@ class TestOpStatistics:
         assert "aten.native_batch_norm_backward.default" in rest
         assert found.fusible == sum(op != "aten.empty.memory_format" for op in rest)
         images = 5 * 2 * 6 * 6
+        seconds = recorder.seconds_by_op
+        assert seconds.keys() == graph.counts.keys()
+        light = OpStatistics.of(graph.counts, graph.elements_by_op, seconds).light_s
+        assert light is not None
+        assert seconds["aten.pow.Tensor_Scalar"] <= light < sum(seconds.values())
         assert found.batch_norm >= 5 * images  # in and out of the forward, two in and one out of the backward
+
+    def test_which_operations_are_light(self) -> None:
+        light = ["aten.mul.Tensor", "aten.clone.default", "aten.sum.dim_IntList", "aten._to_copy.default"]
+        light += [
+            "aten.logical_and.default",
+            "aten.pow.Tensor_Scalar",
+            "aten.add_.Tensor",
+            "aten.relu.default",
+        ]
+        heavy = ["aten.gelu.default", "aten.native_batch_norm_backward.default", "aten.bernoulli_.float"]
+        heavy += ["aten.log.default", "aten.tanh_backward.default", "aten._softmax_backward_data.default"]
+        heavy += ["aten._adaptive_avg_pool2d_backward.default", "aten.binary_cross_entropy.default"]
+        unknown = [
+            "aten._fft_r2c.default",
+            "aten.sort.default",
+            "mylib.mul.default",
+            "aten._cdist_forward.default",
+        ]
+        others = ["aten.mm.default", "aten.view.default", "aten.convolution_backward.default"]
+        seconds = {op: 2.0**n for n, op in enumerate([*light, *heavy, *unknown, *others])}
+        counted = OpStatistics.of(dict.fromkeys(seconds, 1), {}, seconds)
+        assert counted.light_s == 2 ** len(light) - 1
+        assert counted.all_s == 2 ** len(seconds) - 1
+        assert OpStatistics.of(dict.fromkeys(seconds, 1), {}).light_s is None
+        assert OpStatistics.of(dict.fromkeys(others, 1), {}, dict.fromkeys(others, 1.0)).light_s == 0
+
+    def test_a_step_that_was_slow_when_it_was_recorded_has_the_share_of_that_step(self) -> None:
+        ops = OpStatistics(fusible=10, batch_norm=0, light_s=0.3, all_s=1.2)
+        assert ops.light_share(0.1) == 0.25
+        assert ops.light_share(3.0) == pytest.approx(0.1)
+        assert OpStatistics(fusible=10, batch_norm=0).light_share(0.1) is None
 
     def test_an_operation_of_a_library_that_is_not_loaded_counts_as_one_of_the_user(self) -> None:
         assert OpStatistics.of({"nobody.knows.default": 3, "strange": 2}, {}).fusible == 5

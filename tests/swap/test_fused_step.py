@@ -424,6 +424,65 @@ class TestLayouts:
         for mine, theirs in zip(ours, plain, strict=True):
             torch.testing.assert_close(mine, theirs)
 
+    def test_a_weight_that_is_there_twice_is_updated_twice(self) -> None:
+        def run(is_ours: bool) -> tuple[Tensor, int]:
+            weight = nn.Parameter(dense((2, 3)))
+            with pytest.warns(UserWarning, match="duplicate"):
+                optimizer = AdamW([weight, weight], lr=0.1)
+            step = on_trial(optimizer, stage=Stage.KEPT) if is_ours else None
+            for _ in range(3):
+                weight.grad = dense((2, 3)).flip(0)
+                optimizer.step()
+            return weight.detach(), 0 if step is None else step.runs
+
+        (plain, _), (ours, runs) = run(False), run(True)
+        assert runs == 0
+        assert torch.equal(ours, plain)
+
+    @pytest.mark.parametrize(
+        ("kind", "changed", "runs"),
+        [
+            ("SGD with decay", {"momentum": 0.9}, 5),
+            ("SGD, momentum", {"momentum": 0.0}, 5),
+            ("SGD, nesterov", {"nesterov": 1}, 2),
+            ("AdamW", {"maximize": 1}, 2),
+            ("Adam", {"eps": 1}, 5),
+            ("Adam, amsgrad", {"amsgrad": False}, 5),
+            ("Adagrad", {"lr_decay": 1}, 6),  # has its state from the start
+        ],
+    )
+    def test_settings_that_change_while_it_trains(
+        self, kind: str, changed: dict[str, Any], runs: int
+    ) -> None:
+        """The loop makes what is new, and does updates with settings that the kernel would refuse."""
+
+        def run(is_ours: bool) -> tuple[Tensor, int]:
+            weight = nn.Parameter(dense((2, 3)))
+            optimizer = KINDS[kind]([weight])
+            step = on_trial(optimizer, stage=Stage.KEPT) if is_ours else None
+            for n in range(6):
+                if n == 3:
+                    optimizer.param_groups[0].update(changed)
+                weight.grad = (n + 1) * dense((2, 3)).flip(0)
+                optimizer.step()
+            return weight.detach(), 0 if step is None else step.runs
+
+        (plain, _), (ours, found) = run(False), run(True)
+        assert found == runs
+        torch.testing.assert_close(ours, plain)
+
+    def test_state_that_is_gone_is_for_the_loop(self) -> None:
+        model, optimizer, step = adamw(Stage.KEPT)
+        train(model, optimizer, 3)
+        state = optimizer.state[next(model.parameters())]
+        kept, state["exp_avg"] = state["exp_avg"], None
+        with pytest.raises((AttributeError, TypeError)):  # the loop's own
+            train(model, optimizer, 1)
+        state["exp_avg"] = kept
+        assert (step.stage, step.runs) == (Stage.KEPT, 2)
+        train(model, optimizer, 1)
+        assert step.runs == 3
+
     @pytest.mark.parametrize("attribute", ["grad_scale", "found_inf"])
     def test_gradients_that_a_scaler_has_the_optimizer_unscale_are_for_the_loop(self, attribute: str) -> None:
         model, optimizer, step = adamw(Stage.KEPT)
@@ -766,3 +825,9 @@ def test_it_is_for_plain_tensors_of_full_precision() -> None:
     reason = "not all of its parameters are plain 32-bit or 64-bit tensors on the CPU"
     assert why_not_fused(AdamW(net(torch.bfloat16).parameters())) == reason
     assert why_not_fused(AdamW(net().to("meta").parameters())) == reason
+
+
+def test_a_group_of_several_dtypes_has_none() -> None:
+    weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    assert why_not_fused(AdamW(weights)) == "a group of it has parameters of several dtypes"
+    assert why_not_fused(AdamW([{"params": [weight]} for weight in weights])) is None
