@@ -27,7 +27,7 @@ _STEPS_BEFORE_PAIRS = 40  # until a step is hot, is compiled and has been compil
 class OpsOfOneStep(Callback):
     """Records the operations of one training step, its forward and backward."""
 
-    def __init__(self, step: int = 2) -> None:
+    def __init__(self, step: int = 8) -> None:
         self.graph: OpGraph | None = None
         self.seconds: dict[str, float] = {}
         self._step = step
