@@ -19,7 +19,11 @@ from lightning_hotcompile.watch.family import Families
 from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
 from lightning_hotcompile.watch.signature import SignatureReader
 
-_RECORDED_STEP = 2  # the first step still builds the optimizer's state
+_RECORDED_STEP = 8
+"""Its operations are timed as well, and the first steps hold much that is done once."""
+
+_FIRST_TYPICAL = 2
+"""The first step still builds the optimizer's state."""
 
 
 class StepWatch:
@@ -56,7 +60,7 @@ class StepWatch:
         self.op_statistics: OpStatistics | None = None
         self._automatic = module.automatic_optimization
         self.differentiates_twice = False
-        self._recorded_step = min(_RECORDED_STEP, max(1, config.threshold))  # before anything is compiled
+        self._recorded_step = recorded_step(config.threshold)
 
     def track_of(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Track:
         """The track of this step."""
@@ -112,7 +116,16 @@ class StepWatch:
             recorder.stop()
             self.op_graph = graph = recorder.graph()
             if graph is not None and self._automatic:  # else the optimizers' steps are among them
-                is_typical = self._recorded_step >= _RECORDED_STEP  # in the first step much is done once
+                is_typical = self._recorded_step >= _FIRST_TYPICAL
                 seconds = recorder.seconds_by_op if is_typical else None
                 self.op_statistics = OpStatistics.of(graph.counts, graph.elements_by_op, seconds)
             self.differentiates_twice |= recorder.differentiates_twice
+
+
+def recorded_step(threshold: int) -> int:
+    """Which step of a signature is recorded: one before anything is compiled, and not the first if possible.
+
+    Args:
+        threshold: steps before a signature is hot.
+    """
+    return min(_RECORDED_STEP, max(1, min(_FIRST_TYPICAL, threshold), threshold - 2))
