@@ -17,6 +17,7 @@ from lightning_hotcompile.bench.measurement import ArmResult, Measurement, Reque
 from lightning_hotcompile.bench.workloads.workload import EAGER
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.step_watch import recorded_step
 from lightning_hotcompile.watch.detector import StepDetector
 from lightning_hotcompile.watch.signature import SignatureReader
 from lightning_hotcompile.watch.stats import summarize
@@ -25,7 +26,7 @@ WATCHED = "watched"
 OBSERVED = 10
 """Steps of a fit that are watched."""
 
-RECORDED = 1
+RECORDED = recorded_step(OBSERVED + 1) - 1
 """The one of them, from 0, that is recorded operation by operation."""
 
 LOOPS = 5_000
