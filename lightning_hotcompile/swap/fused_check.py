@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -72,16 +71,7 @@ def _first_of(group: GroupTensors, most: int) -> GroupTensors | None:
     chosen = list(_within(most, group.parameters))
     if not chosen:
         return None
-
-    def parts(column: Sequence[Tensor]) -> list[Tensor]:
-        return [_part(column[index], n) for index, n in chosen]
-
-    return replace(
-        group,
-        parameters=parts(group.parameters),
-        gradients=parts(group.gradients),
-        state={name: parts(column) for name, column in group.state.items()},
-    )
+    return group.mapped(lambda column: [_part(column[index], n) for index, n in chosen])
 
 
 def _within(most: int, parameters: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
@@ -94,15 +84,7 @@ def _within(most: int, parameters: Sequence[Tensor]) -> Iterator[tuple[int, int]
 
 
 def _cloned(group: GroupTensors) -> GroupTensors:
-    def clones(column: Sequence[Tensor]) -> list[Tensor]:
-        return [tensor.clone() for tensor in column]
-
-    return replace(
-        group,
-        parameters=clones(group.parameters),
-        gradients=clones(group.gradients),
-        state={name: clones(column) for name, column in group.state.items()},
-    )
+    return group.mapped(lambda column: [tensor.clone() for tensor in column])
 
 
 def _part(tensor: Tensor, n: int) -> Tensor:

@@ -7,7 +7,7 @@ tensors of a small model that takes longer than the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,11 @@ class GroupTensors:
         """The columns, one after the other: parameters, gradients, state."""
         state = (tensor for column in self.state.values() for tensor in column)
         return [*self.parameters, *self.gradients, *state]
+
+    def mapped(self, change: Callable[[list[Tensor]], list[Tensor]]) -> GroupTensors:
+        """The same with each column changed."""
+        state = {name: change(column) for name, column in self.state.items()}
+        return GroupTensors(self.kernel, change(self.parameters), change(self.gradients), state)
 
     def update(self) -> None:
         """One update, in place: call it where no gradients are recorded.

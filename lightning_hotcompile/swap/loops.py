@@ -24,8 +24,8 @@ NAME = "cpp.min_chunk_size"
 CHUNK = 8_192
 """Elements for each of two threads, by how many loops are shared here.
 
-Most steps of 25 small models took 1 to 6% less time than by default, and none of them 1% more, but for one
-with 16 embeddings: see ``MOST_SCATTERS``.
+Most steps of 24 small models took 1 to 6% less time than by default, the others as long, within what a
+measurement is good to, but for one with 16 embeddings: see ``MOST_SCATTERS``.
 """
 
 THREADS = 2
