@@ -28,19 +28,8 @@ _LIGHT = frozenset(
     | {"clamp", "clamp_min", "clamp_max", "minimum", "maximum", "where", "masked_fill", "lerp", "addcmul"}
     | {"addcdiv", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"}
     | {"bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "isnan", "isinf", "floor", "ceil", "round"}
-    | {
-        "clone",
-        "copy",
-        "_to_copy",
-        "cat",
-        "stack",
-        "repeat",
-        "roll",
-        "flip",
-        "constant_pad_nd",
-        "tril",
-        "triu",
-    }
+    | {"clone", "copy", "_to_copy", "cat", "stack", "repeat", "roll", "flip", "constant_pad_nd"}
+    | {"tril", "triu"}
     | {"fill", "zero", "zeros", "ones", "full", "arange", "scalar_tensor", "zeros_like", "ones_like"}
     | {"full_like", "new_zeros", "new_ones", "new_full", "slice_backward", "select_backward"}
     | {"sum", "mean", "var", "var_mean", "std", "amax", "amin", "max", "min", "mse_loss", "mse_loss_backward"}
@@ -169,7 +158,7 @@ class Gain:
     """Millions of elements per ms, for the same."""
 
     light: float = 0.0
-    """Of the time of light operations; more than 1 where what surrounds each of them is saved too."""
+    """Share of the time of light operations that is saved."""
 
     usual_light: float = 0.0
     """Share of the eager step, for a step of which it is not known."""
