@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from lightning.pytorch import LightningModule, Trainer
 
@@ -11,7 +11,6 @@ from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
-from lightning_hotcompile.swap.warmup import Capture
 from lightning_hotcompile.trainer_facts import device_type
 
 
@@ -51,12 +50,11 @@ class Ahead:
         elif self.prewarm is not None and self.prewarm.is_slowing:
             record.disturbed = record.slowed = True
 
-    def begin_prewarm(self, trace: Installation, captures: Mapping[str, Capture]) -> None:
+    def begin_prewarm(self, trace: Installation) -> None:
         """Start a child process that compiles what the step that is about to run will show.
 
         Args:
             trace: an installation of its own, of the same plan.
-            captures: calls that were recorded already.
         """
         config, around = self._config, self.surroundings()
         self.crowding = crowding(around)
@@ -69,7 +67,7 @@ class Ahead:
             device=device_type(self._module),
             threads=threads_meanwhile(around),
         )
-        self.prewarm.begin(captures)
+        self.prewarm.begin()
 
     def end_step(self) -> None:
         """The step is over; one that was traced is no longer."""

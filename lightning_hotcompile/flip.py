@@ -1,4 +1,4 @@
-"""The way from eager to compiled and back: capture, install, watch for failures, take out."""
+"""The way from eager to compiled and back: install, watch for failures, take out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.dynamo import is_forced_eager, recent_recompile_reasons
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
-from lightning_hotcompile.swap.warmup import Capture, InputRecorder
 
 NO_REGION: frozenset[str] = frozenset()
 
@@ -55,7 +54,6 @@ class Flip:
         self._ledger = ledger
         self._story = story
         self._now = now
-        self._inputs: InputRecorder | None = None
         self._peak_at_flip: float | None = None
         self._graphs_told = 0
         self.recompile_reason: str | None = None
@@ -63,7 +61,6 @@ class Flip:
         self._seen = (0, 0)
         self._runs_before = 0
         self.batch = BatchInStep(module)
-        self._captured = NOTHING_VARIES
         self._config = config
         self._new_installation = functools.partial(Installation, plan, module, config, trainer.optimizers)
         self.installation = self._new_installation()
@@ -76,30 +73,13 @@ class Flip:
         """Whether the model is changed now."""
         return self.installation.in_place
 
-    @property
-    def needs_capture(self) -> bool:
-        """Whether some region can be warmed up on inputs captured in an eager step."""
-        return self.installation.needs_capture
-
-    def begin_capture(self) -> None:
-        """Record inputs during the step that is about to run."""
-        self._inputs = InputRecorder(self.installation.modules_to_capture())
-        self._captured = self.batch.dims.without_tensors()
-
-    def end_capture(self) -> None:
-        """Take the recording hooks off, whatever happened to the step; what was captured is kept."""
-        if self._inputs is not None:
-            self._inputs.remove()
-
     def begin_prewarm(self) -> None:
         """Start a child process that compiles what the step that is about to run will show."""
         start = self._now()
-        captures = self._inputs.captures if self._inputs is not None else {}
-        self._inputs = None
         self.ahead.had_toolchain = self._has_toolchain()
         trace = self._new_installation()
-        trace.gate.dynamic_dims = self._captured if captures else self.batch.dims
-        self.ahead.begin_prewarm(trace, captures)
+        trace.gate.dynamic_dims = self.batch.dims
+        self.ahead.begin_prewarm(trace)
         self._ledger.install_s += self._now() - start
 
     def _has_toolchain(self) -> bool:
@@ -108,7 +88,7 @@ class Flip:
         return inductor and inductor_paths.holds_headers(inductor_paths.headers_in_use())
 
     def install(self, eager_parts: Sequence[str] = ()) -> None:
-        """Put the plan in place and warm up what was captured; parts of it may be known to be no gain."""
+        """Put the plan in place; parts of it may be known to be no gain."""
         if self.in_place:
             return
         for part in eager_parts:
@@ -117,14 +97,10 @@ class Flip:
         if self.had_toolchain is None:
             self.had_toolchain = self._has_toolchain()
         self._peak_at_flip = allocated_peak_mb()
-        captures: dict[str, Capture] = self._inputs.captures if self._inputs is not None else {}
-        self._inputs = None
         self._story.compiling(len(self.installation.plan.regions))
         if self._ledger.flip_step is None:
             self._ledger.flip_step = self._ledger.steps
-        self.installation.gate.dynamic_dims = self._captured
-        self.installation.put(captures)
-        self._tell_new_graphs()
+        self.installation.put()
         self._ledger.install_s += self._now() - start
 
     def take_back(self, part: str, reason: str) -> None:
@@ -134,8 +110,6 @@ class Flip:
 
     def take_out(self) -> None:
         """Change the model back."""
-        self.end_capture()
-        self._inputs = None
         self._paused = False
         self.ahead.cancel()
         if self.in_place:
@@ -156,7 +130,7 @@ class Flip:
         """Change the model again, if it was changed when paused."""
         paused, self._paused = self._paused, False
         if paused:
-            self.installation.put({})
+            self.installation.put()
 
     def lane(self, wanted: Lane) -> Lane:
         """The lane of the step that is about to run: eager if nothing is in place, to wait, or if told to."""
@@ -238,7 +212,6 @@ class Flip:
         with contextlib.suppress(Exception):
             self.installation.gate.close()
             self.ahead.end_step()
-        self.end_capture()
 
 
 def allocated_peak_mb() -> float | None:

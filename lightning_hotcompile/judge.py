@@ -79,16 +79,11 @@ class Judge:
         decision = self._decide(track) if hot and undecided else None
         ahead = decision is not None and decision.go and not decision.inline
         prewarm = self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off"
-        captures = self._config.threshold > 0 and not self._flip.in_place and self._flip.needs_capture
-        if prewarm in ("wanted", "running") and self._trainer.world_size > 1:
-            captures = False  # a warm-up of one rank alone would run collectives that no other rank comes to
         return Facts(
             hot=hot,
             decision=decision,
             tries_besides=self._side.is_deciding,
             prewarm=prewarm,
-            needs_capture=captures,
-            installed=self._flip.in_place,
             compiled_steps=track.compiled_steps,
             failure=self._failure(track) if track.phase.uses_compiled_code else None,
             retry=track.failure is not None,

@@ -42,7 +42,6 @@ class Action(enum.Enum):
     """What the callback has to do at a transition."""
 
     NONE = "none"
-    CAPTURE = "capture"
     PREWARM = "prewarm"
     INSTALL = "install"
     DROP_PART = "drop part"
@@ -69,8 +68,6 @@ class Facts:
     decision: Decision | None = None
     tries_besides: bool = False
     prewarm: str = "off"
-    needs_capture: bool = False
-    installed: bool = False
     compiled_steps: int = 0
     failure: str | None = None
     retry: bool = False
@@ -124,29 +121,26 @@ def _observing(state: State, facts: Facts) -> Transition:
         return Transition(state)
     if facts.prewarm == "wanted":
         prewarming = _to(state, Phase.PREWARMING, facts.decision.reason)
-        return Transition(prewarming, Action.CAPTURE if facts.needs_capture else Action.PREWARM)
-    return _begin_flip(state, facts, facts.decision.reason)
+        return Transition(prewarming, Action.PREWARM)
+    return _begin_flip(state, facts.decision.reason)
 
 
 def _prewarming(state: State, facts: Facts) -> Transition:
-    if facts.prewarm == "wanted":
+    if facts.prewarm == "wanted":  # where the ranks have agreed on it, the one with a child begins now
         return Transition(state, Action.PREWARM)
     if facts.prewarm == "running":
         return Transition(state)
-    return _begin_flip(state, facts, state.reason)
+    return _begin_flip(state, state.reason)
 
 
-def _begin_flip(state: State, facts: Facts, reason: str) -> Transition:
+def _begin_flip(state: State, reason: str) -> Transition:
     flipping = replace(_to(state, Phase.FLIPPING, reason), flips=state.flips + 1)
-    return Transition(flipping, Action.CAPTURE if facts.needs_capture else Action.INSTALL)
+    return Transition(flipping, Action.INSTALL)
 
 
 def _flipping(state: State, facts: Facts) -> Transition:
     if facts.failure is not None:
         return _revert(state, facts)
-    if not facts.installed:
-        # Without a captured call there is nothing to warm up on: the next real step compiles.
-        return Transition(state, Action.INSTALL)
     if facts.compiled_steps < 1:
         return Transition(state)
     return Transition(_to(state, Phase.SETTLING, "compiled code ran; now it is timed against eager steps"))
@@ -211,9 +205,7 @@ def _reverted(state: State, facts: Facts) -> Transition:
         return Transition(state)
     if facts.decision is None or not facts.decision.go or facts.tries_besides:
         return Transition(state)
-    return _begin_flip(
-        state, facts, f"attempt {state.flips + 1} of {facts.max_flips}: {facts.decision.reason}"
-    )
+    return _begin_flip(state, f"attempt {state.flips + 1} of {facts.max_flips}: {facts.decision.reason}")
 
 
 def _revert(state: State, facts: Facts) -> Transition:

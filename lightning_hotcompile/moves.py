@@ -121,7 +121,7 @@ class Moves:
         self._together.state = leader.state
 
     def _wait_until_all_have_compiled(self, leader: Track, action: Action, steps: int) -> None:
-        """A barrier with a time limit: no rank waits in a collective for one that still compiles."""
+        """A barrier with a time limit: a rank that could not put the plan in place tells the others."""
         if action is not Action.INSTALL or not self._together.compiling:
             return
         facts = self._judge.facts(leader)
@@ -159,9 +159,7 @@ class Moves:
     def _act(self, action: Action, track: Track, before: State) -> None:
         if action in (Action.PREWARM, Action.INSTALL):
             self._memory.begin_compiling()
-        if action is Action.CAPTURE:
-            self._flip.begin_capture()
-        elif action is Action.PREWARM:
+        if action is Action.PREWARM:
             self._flip.begin_prewarm()
         elif action is Action.INSTALL:
             self._flip.install(self._memory.eager_parts(track.signature, self._plan.name))

@@ -109,7 +109,6 @@ class Session:
         self.book_finished_steps()
         track = self.watch.track_of(batch, batch_idx, dataloader_idx)
         self.flip.batch.begin(batch, track.signature.batch)
-        self.flip.end_capture()  # of the step before, whatever step this is
         self.side.consider_step(self.steps, self.watch.tracks)
         if not self._is_at_rest(track):
             flip = self.flip

@@ -31,7 +31,7 @@ class Together:
 
     @property
     def compiling(self) -> bool:
-        """Whether all ranks have begun to compile and were not heard since."""
+        """Whether all ranks have put the plan in place and were not heard since."""
         return self._compiling
 
     def is_due(self, steps: int) -> bool:
@@ -39,14 +39,14 @@ class Together:
         return self._exchanged_at != steps and self._ranks.is_due(str(self.state.phase), steps)
 
     def begin_compile(self) -> None:
-        """All ranks compile now, and exchange once more before this batch: none may leave that out."""
+        """All ranks put the plan in place now, and exchange once more before this batch."""
         self._compiling = True
 
     def exchange(self, wanted: State, steps: int, *, compiled: bool = False) -> Proposal | None:
         """Tell what this rank wants; what all do now, ``None`` to wait.
 
-        With ``compiled``, the ranks have just compiled, each as long as it took: they are waited for as
-        long as in a collective, where a slow one would be waited for otherwise.
+        With ``compiled``, the ranks have just put the plan in place: they are waited for as long as in a
+        collective, where a slow one would be waited for otherwise.
         """
         self._exchanged_at = steps
         self._compiling = False

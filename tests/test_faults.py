@@ -15,7 +15,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from lightning_hotcompile import HotCompile
-from lightning_hotcompile.swap import installation
 from lightning_hotcompile.swap.parity import trial
 from lightning_hotcompile.swap.parity.captured import tensors_of
 from tests.functions import WrongGradient, from_run
@@ -268,15 +267,6 @@ class TestUsersOwnErrors:
 
 
 class TestMemory:
-    def test_none_left_in_the_warm_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def warm_up(*_: Any) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-        monkeypatch.setattr(installation, "warm_up", warm_up)
-        callback = train(hot(scope="regions", on_error="eager", compile_optimizer=False))
-        assert callback.report.phase == "reverted"
-        assert "warm-up failed: OutOfMemoryError: CUDA out of memory" in callback.report.reason
-
     @pytest.mark.parametrize("scope", SCOPES)
     def test_none_left_for_the_comparison(self, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def clone_inputs(*_: Any) -> Any:

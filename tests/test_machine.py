@@ -56,17 +56,16 @@ STAYS: list[tuple[str, State, Facts, Action]] = [
     ("hot, undecided", state(Phase.OBSERVING), Facts(hot=True), Action.NONE),
     ("nothing is known", state(Phase.OBSERVING), Facts(), Action.NONE),
     ("it waits", state(Phase.OBSERVING), Facts(hot=True, decision=WAIT), Action.NONE),
-    ("captured, to be prewarmed", state(Phase.PREWARMING), Facts(prewarm="wanted"), Action.PREWARM),
+    ("agreed on, to be prewarmed", state(Phase.PREWARMING), Facts(prewarm="wanted"), Action.PREWARM),
     ("the child runs", state(Phase.PREWARMING), Facts(prewarm="running"), Action.NONE),
-    ("not installed", state(Phase.FLIPPING, flips=1), Facts(), Action.INSTALL),
-    ("installed, has not run", state(Phase.FLIPPING, flips=1), Facts(installed=True), Action.NONE),
-    ("too few pairs", state(Phase.SETTLING, flips=1), Facts(installed=True, compiled_steps=9), Action.NONE),
+    ("in place, has not run", state(Phase.FLIPPING, flips=1), Facts(), Action.NONE),
+    ("too few pairs", state(Phase.SETTLING, flips=1), Facts(compiled_steps=9), Action.NONE),
     ("unsure above", state(Phase.SETTLING, flips=1), Facts(ratio=UNSURE_UP), Action.NONE),
     ("unsure below", state(Phase.SETTLING, flips=1), Facts(ratio=UNSURE_DOWN), Action.NONE),
-    ("a part, too few pairs", refining(), Facts(installed=True), Action.NONE),
+    ("a part, too few pairs", refining(), Facts(), Action.NONE),
     ("a part, unsure", refining(), Facts(ratio=UNSURE_UP), Action.NONE),
     ("a part, unsure below", refining(), Facts(ratio=UNSURE_DOWN), Action.NONE),
-    ("steady", state(Phase.STEADY, flips=1), Facts(installed=True, compiled_steps=99), Action.NONE),
+    ("steady", state(Phase.STEADY, flips=1), Facts(compiled_steps=99), Action.NONE),
     ("steady, measured late", state(Phase.STEADY, flips=1), Facts(ratio=SLOWER), Action.NONE),
     ("declined, hot", state(Phase.DECLINED), Facts(hot=True, decision=GO), Action.NONE),
     ("declined, failure", state(Phase.DECLINED), Facts(failure="x", retry=True), Action.NONE),
@@ -119,17 +118,9 @@ MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
         GO.reason,
     ),
     (
-        "flips by captured inputs",
-        state(Phase.OBSERVING),
-        Facts(hot=True, decision=GO, needs_capture=True),
-        Phase.FLIPPING,
-        Action.CAPTURE,
-        GO.reason,
-    ),
-    (
         "compiled code ran",
         state(Phase.FLIPPING, flips=1),
-        Facts(installed=True, compiled_steps=1),
+        Facts(compiled_steps=1),
         Phase.SETTLING,
         Action.NONE,
         "compiled code ran",
@@ -137,23 +128,15 @@ MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
     (
         "compile error",
         state(Phase.FLIPPING, flips=1),
-        Facts(installed=True, failure="BackendCompilerFailed"),
+        Facts(failure="BackendCompilerFailed"),
         Phase.REVERTED,
         Action.TAKE_OUT,
         "BackendCompilerFailed",
     ),
     (
-        "failure before the install",
-        state(Phase.FLIPPING, flips=1),
-        Facts(failure="capture failed"),
-        Phase.REVERTED,
-        Action.TAKE_OUT,
-        "capture failed",
-    ),
-    (
         "ran, and failed",
         state(Phase.FLIPPING, flips=1),
-        Facts(installed=True, compiled_steps=3, failure="x"),
+        Facts(compiled_steps=3, failure="x"),
         Phase.REVERTED,
         Action.TAKE_OUT,
         "x",
@@ -265,14 +248,6 @@ MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
         Action.INSTALL,
         "attempt 2 of 3: worth it",
     ),
-    (
-        "is tried again by captured inputs",
-        state(Phase.REVERTED, flips=2, may_retry=True),
-        Facts(hot=True, decision=GO, needs_capture=True),
-        Phase.FLIPPING,
-        Action.CAPTURE,
-        "attempt 3 of 3: worth it",
-    ),
 ]
 
 
@@ -379,8 +354,6 @@ def any_facts(rng: random.Random) -> Facts:
         hot=rng.random() < 0.6,
         decision=rng.choice([None, GO, GO, NO_GO, WAIT]),
         prewarm=rng.choice(["off", "wanted", "running", "over"]),
-        needs_capture=rng.random() < 0.5,
-        installed=rng.random() < 0.5,
         compiled_steps=rng.choice([0, 1, 5]),
         failure=rng.choice([None, None, None, "failed"]),
         retry=rng.random() < 0.5,
@@ -395,15 +368,13 @@ def check(before: State, facts: Facts, transition: Transition) -> None:
     after, action = transition.state, transition.action
     if after.phase is before.phase:
         assert after is before
-        allowed = {Phase.FLIPPING: Action.INSTALL, Phase.PREWARMING: Action.PREWARM}
-        assert action in (Action.NONE, allowed.get(before.phase))
+        assert action in (Action.NONE, Action.PREWARM if before.phase is Phase.PREWARMING else Action.NONE)
         return
     assert after.phase in ALLOWED[before.phase]
     assert after.reason
     assert after.flips == before.flips + (after.phase is Phase.FLIPPING)
     assert (action is Action.TAKE_OUT) == (before.phase.uses_compiled_code and after.phase is Phase.REVERTED)
     assert (action is Action.INSTALL) <= (after.phase is Phase.FLIPPING)
-    assert (action is Action.CAPTURE) <= (after.phase in (Phase.PREWARMING, Phase.FLIPPING))
     assert (action is Action.PREWARM) <= (after.phase is Phase.PREWARMING)
     assert (action is Action.NONE) <= (after.phase not in (Phase.PREWARMING, Phase.FLIPPING))
     dropped = before.phase is Phase.REFINING and after.phase is Phase.SETTLING
@@ -436,10 +407,8 @@ def test_values_are_frozen_and_read_well() -> None:
 
 
 def test_a_run_as_it_should_be() -> None:
-    now = advance(State(), Facts(hot=True, decision=GO, needs_capture=True))
-    assert now.action is Action.CAPTURE
-    now = advance(now.state, Facts())
+    now = advance(State(), Facts(hot=True, decision=GO))
     assert now.action is Action.INSTALL
-    now = advance(now.state, Facts(installed=True, compiled_steps=1))
-    now = advance(now.state, Facts(installed=True, compiled_steps=20, ratio=FASTER))
+    now = advance(now.state, Facts(compiled_steps=1))
+    now = advance(now.state, Facts(compiled_steps=20, ratio=FASTER))
     assert now == Transition(State(phase=Phase.STEADY, reason="faster: 1.40x [1.30, 1.50]", flips=1))

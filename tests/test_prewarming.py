@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,22 +31,15 @@ class TestMachine:
         assert (found.state.phase, found.action) == (Phase.PREWARMING, Action.PREWARM)
         assert found.state.flips == 0, "nothing was compiled for use yet"
 
-    def test_calls_are_captured_first_where_a_warm_up_needs_them(self) -> None:
-        found = advance(State(), Facts(hot=True, decision=GO, prewarm="wanted", needs_capture=True))
-        assert (found.state.phase, found.action) == (Phase.PREWARMING, Action.CAPTURE)
-        then = advance(found.state, Facts(prewarm="wanted", needs_capture=True))
-        assert (then.state.phase, then.action) == (Phase.PREWARMING, Action.PREWARM)
-
     def test_training_goes_on_while_it_runs(self) -> None:
         state = State(phase=Phase.PREWARMING)
         assert advance(state, Facts(prewarm="running")) == advance(state, Facts(prewarm="running"))
         assert advance(state, Facts(prewarm="running")).action is Action.NONE
 
-    @pytest.mark.parametrize(("needs_capture", "action"), [(True, Action.CAPTURE), (False, Action.INSTALL)])
-    def test_then_it_flips(self, needs_capture: bool, action: Action) -> None:
+    def test_then_it_flips(self) -> None:
         state = State(phase=Phase.PREWARMING, reason="it pays")
-        found = advance(state, Facts(prewarm="over", needs_capture=needs_capture))
-        assert (found.state.phase, found.state.flips, found.action) == (Phase.FLIPPING, 1, action)
+        found = advance(state, Facts(prewarm="over"))
+        assert (found.state.phase, found.state.flips, found.action) == (Phase.FLIPPING, 1, Action.INSTALL)
         assert found.state.reason == "it pays"
 
     def test_no_prewarm_flips_at_once(self) -> None:
@@ -72,10 +65,10 @@ class Scripted:
     is_slowing = False
     took_s = 12.5
 
-    def begin(self, captures: Mapping[str, Any]) -> None:
+    def begin(self) -> None:
         self.calls.append("begin")
         self.trace.witness.collect = lambda region, *_: self.graphs.append(region)
-        self.trace.put(captures)
+        self.trace.put()
         self.trace.gate.open(flip.Lane.COMPILE)
 
     def end_step(self) -> None:

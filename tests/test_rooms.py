@@ -125,7 +125,6 @@ PRIVATE_TORCH = {
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.dynamic_dims": {"_dynamo"},
-    "swap.warmup": {"torch.utils._pytree"},
     # What torch.optim and Lightning leave on a wrapped step, and who is told of it.
     "swap.optimizer_step": {
         "_opt_called",

@@ -33,7 +33,6 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction, withou
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.parity.captured import copy_of
-from lightning_hotcompile.swap.warmup import Capture, InputRecorder, warm_up
 from tests.functions import turned
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
@@ -159,33 +158,16 @@ class TestModules:
         assert counter.frame_count == 2, "hooks have to be gone before the flip"
 
 
-class TestWarmUp:
-    def capture(self, block: nn.Module, x: Tensor) -> Capture:
-        recorder = InputRecorder([("block", block)])
-        block(x).sum().backward()
-        recorder.remove()
-        return recorder.captures["block"]
-
-    def test_after_a_warm_up_the_real_step_compiles_nothing(self, counter: Any) -> None:
+class TestStateOfTheThread:
+    def test_another_autocast_is_another_graph(self, counter: Any) -> None:
         block, x = Block(4), torch.randn(2, 4, requires_grad=True)
-        capture = self.capture(block, x)
         swap(block, counter)
-        warm_up(block, capture)
-        assert counter.frame_count == 1
-        block(torch.randn(2, 4, requires_grad=True)).sum().backward()
-        assert counter.frame_count == 1
-
-    def test_it_has_to_happen_under_the_same_autocast(self, counter: Any) -> None:
-        block, x = Block(4), torch.randn(2, 4, requires_grad=True)
-        with torch.autocast("cpu", torch.bfloat16):
-            capture = self.capture(block, x)
-        swap(block, counter)
-        warm_up(block, capture)
-        with torch.autocast("cpu", torch.bfloat16):
-            block(x).sum().backward()
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                block(x).sum().backward()
         assert counter.frame_count == 1
         block(x)
-        assert counter.frame_count == 2, "another autocast state is another graph"
+        assert counter.frame_count == 2
 
     def test_inference_mode_is_another_graph(self, counter: Any) -> None:
         block, x = Block(4), torch.randn(2, 4)

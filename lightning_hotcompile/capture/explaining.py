@@ -161,7 +161,7 @@ class _Look:
         self._installation = Installation(self._plan, self._module, self._config, ())
         self._installation.witness.collect = self._collect
         self._listening.__enter__()
-        self._installation.put({})
+        self._installation.put()
         self._installation.gate.open(Lane.COMPILE)
 
     def end(self, found: Explanation) -> Explanation:

@@ -58,10 +58,6 @@ class DynamicDims:
         ambiguous = bool(varying & fixed) or len(varying) < len(sizes)
         return cls(of_tensor=of_tensor, sizes=frozenset(varying | flat), ambiguous=ambiguous)
 
-    def without_tensors(self) -> DynamicDims:
-        """The same for tensors that are no longer those of the batch; keeps no tensor alive."""
-        return DynamicDims(sizes=self.sizes, ambiguous=self.ambiguous)
-
     @contextlib.contextmanager
     def marked(self, *values: Any) -> Iterator[None]:
         """Varying dimensions of the tensors in ``values`` are marked in here, and not any longer after it.

@@ -1,9 +1,8 @@
-"""A whole plan put into the running model: islands, regions, warm-up, and the proof that it ran."""
+"""A whole plan put into the running model: islands, regions, and the proof that it ran."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,24 +12,20 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.plan.sharding import holds_sharded
 from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
 from lightning_hotcompile.swap.dynamo import CompileTimer, KeepsBuffers, graph_break_count
-from lightning_hotcompile.swap.gate import Gate, Lane
+from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.steplog import SwappedStep
-from lightning_hotcompile.swap.warmup import Capture, warm_up
 from lightning_hotcompile.swap.whole_files import WholeFiles
 from lightning_hotcompile.swap.witness import Witness
 
 OPTIMIZER = "optimizer"
 """The part of a plan that is its optimizers; the other part has the name of the scope."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +79,6 @@ class Installation:
             on_failure=self.gate.failures.append,
         )
         self._root = root
-        self._is_sharded = holds_sharded(root)
         self._config = config
         self._islands = IslandGuard(root, [i.name for i in plan.islands])
         self._optimizers = optimizers
@@ -118,19 +112,8 @@ class Installation:
         """The optimizers whose step is part of the plan."""
         return [swapped for swapped in self._swapped if isinstance(swapped, SwappedOptimizer)]
 
-    @property
-    def needs_capture(self) -> bool:
-        """Whether some region can be warmed up on the inputs of a call."""
-        # A warm-up of blocks that FSDP2 shards would gather parameters outside of a step.
-        return not self._is_sharded and bool(self.plan.of_kind("group", "module"))
-
-    def modules_to_capture(self) -> list[tuple[str, nn.Module]]:
-        """One module of each region that can be warmed up, with the region's name."""
-        regions = self.plan.of_kind("group", "module") if self.needs_capture else ()
-        return [(r.name, self._root.get_submodule(r.members[0])) for r in regions]
-
-    def put(self, captures: Mapping[str, Capture]) -> None:
-        """Change the model and warm up what was captured. A region that fails stays eager."""
+    def put(self) -> None:
+        """Change the model: the next step on the lane that compiles does so at each region's first call."""
         self.in_place = True
         for setting in self._torch_settings:
             setting.__enter__()
@@ -139,23 +122,6 @@ class Installation:
         for swapped in self._swapped:
             if swapped.taken_back is None:
                 swapped.put(self._root)
-        self.gate.open(Lane.COMPILE)
-        try:
-            for swapped in self._swapped:
-                if swapped.region.name in captures:
-                    self._warm_up(swapped, captures[swapped.region.name])
-        finally:
-            self.gate.close()
-
-    def _warm_up(self, swapped: SwappedRegion, capture: Capture) -> None:
-        module = self._root.get_submodule(swapped.region.members[0])
-        try:
-            warm_up(module, capture)
-        except Exception as error:
-            if self._config.on_error == "raise":
-                raise
-            _log.debug("warm-up of region %s failed", swapped.region.name, exc_info=True)
-            swapped.error = f"warm-up failed: {first_line(error)}"
 
     def drop_failed(self) -> list[tuple[str, str]]:
         """Take out the regions that failed: pairs of name and reason, new ones only."""

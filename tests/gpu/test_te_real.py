@@ -216,8 +216,8 @@ class TestTraining:
         assert eager.fp8_states == compiled.fp8_states
         assert len(compiled.fp8_states) == 1
 
-    def test_the_warm_up_leaves_the_scales_alone_where_the_trainer_opens_fp8(self, engine: Engine) -> None:
-        """One FP8 context too many, entered to warm up, would move every amax history by one step."""
+    def test_the_scales_are_as_without_where_the_trainer_opens_fp8(self, engine: Engine) -> None:
+        """One FP8 context too many would move every amax history by one step."""
         eager, net = make_net(engine), make_net(engine)
         wanted = fit(eager, plugins=[FP8Precision(eager)]).history
         engine.reset()

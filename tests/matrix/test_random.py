@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.matrix.compare import Cell, check, in_scopes
-from tests.matrix.nets import SgdNet
+from tests.matrix.nets import SgdNet, TinyBlock
 from tests.models import loader
 
 
@@ -110,6 +110,26 @@ class PythonInTheStep(SgdNet):
         return super().loss((x.flip(0) if random.randint(0, 1) else x, y))
 
 
+class RandomBlock(TinyBlock):
+    """Draws from Python's, numpy's and a generator of its own in the forward of a block."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.rng, self.generator = np.random.default_rng(3), torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if random.random() < 0.3:
+            return x
+        noise = torch.randn(x.shape, generator=self.generator)
+        return super().forward(x * float(np.random.uniform(0.9, 1.1)) + 0.1 * self.rng.random() * noise)
+
+
+class InTheBlocks(SgdNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(RandomBlock() for _ in range(2))
+
+
 class OwnGenerator(SgdNet):
     def __init__(self) -> None:
         super().__init__()
@@ -137,6 +157,7 @@ CELLS = [
     Cell(name="numpy's generator in the step", model=NumpyGeneratorInTheStep),
     Cell(name="Python in the step", model=PythonInTheStep),
     Cell(name="generator of one's own", model=OwnGenerator),
+    Cell(name="in the blocks", model=InTheBlocks),
     Cell(name="RReLU", model=Rrelu),
     Cell(
         name="dropout and accumulation", model=Drops, trainer={"accumulate_grad_batches": 2, "max_epochs": 6}

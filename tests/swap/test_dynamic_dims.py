@@ -40,9 +40,7 @@ class TestMarks:
     def test_activations_by_their_size(self) -> None:
         batch, described = family_of(text)
         hidden, scores, flat, other = (torch.zeros(*s) for s in ((4, 11, 8), (4, 11, 11), (44, 8), (4, 8)))
-        with (
-            DynamicDims.of(batch, described).without_tensors().marked((hidden, [scores]), {"a": flat}, other)
-        ):
+        with DynamicDims.of(batch, described).marked((hidden, [scores]), {"a": flat}, other):
             assert [marks(t) for t in (hidden, scores, flat, other)] == [{1}, {1, 2}, {0}, None]
         assert all(vars(t) == {} for t in (hidden, scores, flat))
 

@@ -10,14 +10,53 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 
-from lightning_hotcompile.swap.warmup import Capture
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """Grad mode, autocast and default dtype of a thread.
+
+    Autocast is restored piece by piece and not by entering the precision plugin's context once more: an FP8
+    autocast would take that for a step and move its scales.
+    """
+
+    grad_enabled: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast_cache: bool
+    default_dtype: torch.dtype
+
+    @classmethod
+    def now(cls) -> ThreadState:
+        """Read it."""
+        return cls(
+            grad_enabled=torch.is_grad_enabled(),
+            autocast=tuple(
+                (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES
+            ),
+            autocast_cache=torch.is_autocast_cache_enabled(),
+            default_dtype=torch.get_default_dtype(),
+        )
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Set it, and afterwards what was before."""
+        with contextlib.ExitStack() as stack:
+            for device, enabled, dtype in self.autocast:
+                if enabled or torch.is_autocast_enabled(device):
+                    cache = self.autocast_cache
+                    stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=cache))
+            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(self.default_dtype)
+            yield
 
 
 @dataclass(frozen=True)
 class CompileState:
     """The configuration and the state of the thread that a compiled graph depends on."""
 
-    thread: Capture
+    thread: ThreadState
     threads: int
     deterministic: tuple[bool, bool, bool]
     matmul_precision: tuple[str, str]
@@ -30,7 +69,7 @@ class CompileState:
         """Read it; call this where the graph would be compiled."""
         matmul = torch.backends.cuda.matmul
         return cls(
-            thread=Capture.of((), {}),
+            thread=ThreadState.now(),
             threads=torch.get_num_threads(),
             deterministic=(
                 torch.are_deterministic_algorithms_enabled(),
@@ -65,5 +104,5 @@ class CompileState:
         matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = (
             self.reduced_precision
         )
-        with self.thread.state():
+        with self.thread.applied():
             yield

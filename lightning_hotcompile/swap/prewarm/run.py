@@ -19,7 +19,6 @@ from lightning_hotcompile.swap.prewarm.optimizerfile import pack_optimizer
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
-from lightning_hotcompile.swap.warmup import Capture
 
 _POLL_EVERY = 10
 
@@ -75,12 +74,12 @@ class PrewarmRun:
         """Whether training goes on with fewer threads than it had."""
         return self._fewer.active
 
-    def begin(self, captures: Mapping[str, Capture]) -> None:
-        """Start the child, and trace: captured calls at once, the rest in the step that is about to run."""
+    def begin(self) -> None:
+        """Start the child, and trace the step that is about to run."""
         assert self._trace is not None
         self._child.start()
         self._trace.witness.collect = self._collect
-        self._trace.put(captures)
+        self._trace.put()
         optimizers = [swapped for swapped in self._trace.optimizers if swapped.is_in_place]
         for swapped in optimizers:
             after_step = functools.partial(self._after_step, swapped)
