@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import dynamic_integers
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installer import SwappedRegion
@@ -167,8 +168,12 @@ def _integer_sources(step: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 class SwappedStep(SwappedRegion):
     """The whole ``training_step``, or another stage's step, as one region.
 
-    ``self.log`` inside a compiled step would be an internal error of Dynamo, or a graph break.
+    ``self.log`` inside a compiled step would be an internal error of Dynamo, or a graph break. What the user
+    puts in place of the step between :meth:`take_out` and :meth:`put` is compiled anew.
     """
+
+    _compiled_of: Any = None
+    """What the compiled call was made of."""
 
     def put(self, root: torch.nn.Module) -> None:
         """Give the module a step method of its own; ``take_out`` removes it."""
@@ -195,9 +200,7 @@ class SwappedStep(SwappedRegion):
         def step_body(module: LightningModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return original(module, *args, **kwargs)
 
-        if self._compiled_call is None:  # once: what is put in place again finds its compiled code
-            self._compiled_call = self.compiled(step_body)
-        compiled = self._compiled_call
+        compiled = self._compiled_once(_source(root, name), step_body)
 
         @functools.wraps(signed)
         def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
@@ -212,6 +215,19 @@ class SwappedStep(SwappedRegion):
                     return self.call(compiled, step_body, (module, args, kwargs), {})
 
         return step
+
+    def _compiled_once(self, source: Any, step_body: Callable[..., Any]) -> CompiledFunction:
+        """The same step finds its compiled code when it is put in place again."""
+        if self._compiled_call is None or source is not self._compiled_of:
+            self._compiled_call, self._compiled_of = self.compiled(step_body), source
+        return self._compiled_call
+
+
+def _source(root: LightningModule, name: str) -> Any:
+    """What a method is made of: the same until it is replaced; its bound form is a new one each time."""
+    source = vars(root).get(name, inspect.getattr_static(type(root), name))
+    is_method = isinstance(source, types.MethodType) and source.__self__ is root
+    return source.__func__ if is_method else source
 
 
 def _ignoring_self(bound: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,116 @@
+"""A step method that the user replaces in mid-run, under the step scope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hotcompile import HotCompile
+from lightning_hotcompile.plan.planner import plan_compile
+from lightning_hotcompile.swap.gate import Lane
+from lightning_hotcompile.swap.installation import Installation
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, loader, seeded
+
+REPLACED_IN, EPOCHS, BATCHES = 6, 30, 12
+
+
+class Counts(Net):
+    """Counts the steps that run what the user has put in place of the first step."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8, n_block=1)
+        self.counted = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def count(self) -> None:
+        self.counted += 1
+
+    def tenth(self, batch: Any, batch_idx: int) -> Any:
+        return 0.1 * self.loss(batch)
+
+    def replace(self) -> None:
+        """What happens to the step at the start of one epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == REPLACED_IN:
+            self.replace()
+
+
+class AnotherMethod(Counts):
+    """A switch of phases."""
+
+    def second(self, batch: Any, batch_idx: int) -> Any:
+        self.count()
+        return self.tenth(batch, batch_idx)
+
+    def replace(self) -> None:
+        self.training_step = self.second
+
+
+class AFunction(Counts):
+    """A function of the instance, around the method of the class."""
+
+    def replace(self) -> None:
+        inner = type(self).training_step
+
+        def step(batch: Any, batch_idx: int) -> Any:
+            self.count()
+            return 0.1 * inner(self, batch, batch_idx)
+
+        self.training_step = step
+
+
+class Around(Counts):
+    """A wrapper around the step that is there."""
+
+    def replace(self) -> None:
+        inner = self.training_step
+
+        def wrapper(batch: Any, batch_idx: int) -> Any:
+            self.count()
+            return 0.1 * inner(batch, batch_idx)
+
+        self.training_step = wrapper
+
+
+def trained(kind: type[Counts], callback: HotCompile | None) -> Counts:
+    model = seeded(kind)
+    fit(model, [callback] if callback else [], max_epochs=EPOCHS)
+    return model
+
+
+@pytest.mark.parametrize("kind", [AnotherMethod, AFunction, Around])
+def test_what_takes_the_place_of_the_step_runs_in_each_step_from_then_on(kind: type[Counts]) -> None:
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    plain, model = trained(kind, None), trained(kind, callback)
+    assert plain.counted == (EPOCHS - REPLACED_IN) * BATCHES
+    assert model.counted == plain.counted, callback.report.to_text()
+    assert_same(plain, model)
+    assert set(vars(plain)) == set(vars(model))
+
+
+def test_put_again_the_same_step_finds_its_compiled_code_and_another_one_does_not() -> None:
+    model = seeded(Counts)
+    installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
+    batch, factor = next(iter(loader())), 1.0
+
+    def runs_of(lane: Lane) -> int:
+        before = installation.witness.total_runs
+        installation.put({})
+        installation.gate.open(lane)
+        torch.testing.assert_close(model.training_step(batch, 0), factor * model.loss(batch))
+        installation.gate.close()
+        installation.take_out()
+        return installation.witness.total_runs - before
+
+    assert [runs_of(lane) for lane in (Lane.COMPILE, Lane.REUSE, Lane.REUSE)] == [1, 1, 1]
+    model.training_step, factor = model.tenth, 0.1
+    assert runs_of(Lane.REUSE) == 0, "it has not been compiled"
+    model.training_step = model.tenth  # another object, the same method
+    assert [runs_of(lane) for lane in (Lane.COMPILE, Lane.REUSE)] == [1, 1]
+    assert "training_step" in vars(model)
