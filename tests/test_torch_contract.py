@@ -706,6 +706,17 @@ class TestLightning:
         assert clone.training_step() is clone, "a closure would have run with the original's weights"
         assert pickle.loads(pickle.dumps(model)).training_step.__func__ is Net.training_step
 
+    def test_the_parameters_of_a_step_are_looked_for_behind_one_decorator(self) -> None:
+        def step(self: Any, batch: Any) -> Any:
+            return batch
+
+        def decorated(function: Any) -> Any:
+            return functools.wraps(function)(lambda *args: function(*args))
+
+        assert not is_param_in_hook_signature(step, "batch_idx", min_args=2)
+        assert not is_param_in_hook_signature(decorated(step), "batch_idx", min_args=2)
+        assert is_param_in_hook_signature(decorated(decorated(step)), "batch_idx", min_args=2)
+
     def test_callbacks_come_from_this_entry_point_group(self) -> None:
         points = importlib.metadata.entry_points(group="lightning.pytorch.callbacks_factory")
         assert "hotcompile" in {p.name for p in points}

@@ -214,6 +214,7 @@ class SwappedStep(SwappedRegion):
                 with dynamic_integers([*_integer_sources(signed, args, kwargs), *_TRAINER_COUNTERS]):
                     return self.call(compiled, step_body, (module, args, kwargs), {})
 
+        step.__wrapped__ = _seen_by_lightning(signed)
         return step
 
     def _compiled_once(self, source: Any, step_body: Callable[..., Any]) -> CompiledFunction:
@@ -221,6 +222,14 @@ class SwappedStep(SwappedRegion):
         if self._compiled_call is None or source is not self._compiled_of:
             self._compiled_call, self._compiled_of = self.compiled(step_body), source
         return self._compiled_call
+
+
+def _seen_by_lightning(step: Callable[..., Any]) -> Any:
+    """What Lightning looks at to see a step's parameters: it looks behind one decorator, and no more.
+
+    As a function and not as a bound method, which ``inspect`` would take ``self`` from twice.
+    """
+    return getattr(step, "__wrapped__", getattr(step, "__func__", step))
 
 
 def _source(root: LightningModule, name: str) -> Any:
