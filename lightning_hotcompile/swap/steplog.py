@@ -180,8 +180,7 @@ class SwappedStep(SwappedRegion):
         assert isinstance(root, LightningModule)
         attributes, (name,) = vars(root), self.region.members
         before = attributes.get(name)
-        ours = types.MethodType(self._replacement(root, name, before), root)
-        attributes[name] = ours
+        ours = attributes[name] = self._replacement(root, name)
 
         def undo() -> None:
             if attributes.get(name) is not ours:
@@ -193,16 +192,16 @@ class SwappedStep(SwappedRegion):
 
         self.undo_later(undo)
 
-    def _replacement(self, root: LightningModule, name: str, before: Any) -> Callable[..., Any]:
-        original = getattr(type(root), name) if before is None else _ignoring_self(before)
+    def _replacement(self, root: LightningModule, name: str) -> Callable[..., Any]:
         signed, methods = getattr(root, name), stand_ins(root)
+        is_method = _is_method_of(root, signed)
+        original = signed.__func__ if is_method else _ignoring_self(signed)
 
         def step_body(module: LightningModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return original(module, *args, **kwargs)
 
         compiled = self._compiled_once(_source(root, name), step_body)
 
-        @functools.wraps(signed)
         def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
             if module is not root or self.is_off():
                 return original(module, *args, **kwargs)  # a copy of the module runs as if never swapped
@@ -214,8 +213,9 @@ class SwappedStep(SwappedRegion):
                 with dynamic_integers([*_integer_sources(signed, args, kwargs), *_TRAINER_COUNTERS]):
                     return self.call(compiled, step_body, (module, args, kwargs), {})
 
-        step.__wrapped__ = _seen_by_lightning(signed)
-        return step
+        if is_method:
+            return types.MethodType(_looking_like(original, step), root)
+        return _looking_like(signed, lambda *args, **kwargs: step(root, *args, **kwargs))
 
     def _compiled_once(self, source: Any, step_body: Callable[..., Any]) -> CompiledFunction:
         """The same step finds its compiled code when it is put in place again."""
@@ -224,19 +224,24 @@ class SwappedStep(SwappedRegion):
         return self._compiled_call
 
 
-def _seen_by_lightning(step: Callable[..., Any]) -> Any:
-    """What Lightning looks at to see a step's parameters: it looks behind one decorator, and no more.
-
-    As a function and not as a bound method, which ``inspect`` would take ``self`` from twice.
-    """
-    return getattr(step, "__wrapped__", getattr(step, "__func__", step))
-
-
 def _source(root: LightningModule, name: str) -> Any:
     """What a method is made of: the same until it is replaced; its bound form is a new one each time."""
     source = vars(root).get(name, inspect.getattr_static(type(root), name))
-    is_method = isinstance(source, types.MethodType) and source.__self__ is root
-    return source.__func__ if is_method else source
+    return source.__func__ if _is_method_of(root, source) else source
+
+
+def _is_method_of(module: LightningModule, step: Any) -> bool:
+    return isinstance(step, types.MethodType) and step.__self__ is module
+
+
+def _looking_like(step: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Ours, with the name and the parameters of a step.
+
+    Lightning looks for parameters behind one decorator and no more, so ours does not count as another one.
+    """
+    functools.update_wrapper(ours, step)
+    vars(ours)["__wrapped__"] = getattr(step, "__wrapped__", step)
+    return ours
 
 
 def _ignoring_self(bound: Callable[..., Any]) -> Callable[..., Any]:

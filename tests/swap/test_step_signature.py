@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.profiler import record_function
 
 from lightning_hotcompile.plan.planner import plan_compile
+from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, seeded
@@ -107,8 +109,49 @@ class Odd(Net):
         return self.loss(batch_and_index[0])
 
 
+def a_function(batch: Any, batch_idx: int) -> Any:
+    return batch[0].square().mean()
+
+
+def partly(self: Any, scale: float, batch: Any, batch_idx: int) -> Any:
+    return scale * self.loss(batch)
+
+
+class Called:
+    """An object that is called, and is no method."""
+
+    def __call__(self, batch: Any, batch_idx: int) -> Any:
+        return a_function(batch, batch_idx)
+
+
+class Decorator:
+    """A decorator that is a class, and binds what it decorates by itself."""
+
+    def __init__(self, step: Step) -> None:
+        functools.update_wrapper(self, step)
+        self.step = step
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return functools.partial(self.step, instance)
+
+
 ON_THE_INSTANCE = {
     "method": lambda model: model.second,
+    "function": lambda model: a_function,
+    "decorated function": lambda model: wrapped(a_function),
+    "decorated method": lambda model: wrapped(model.second),
+    "partial": lambda model: functools.partial(partly, model, 2.0),
+    "object": lambda model: Called(),
+    "mock": lambda model: mock.Mock(wraps=a_function),
+    "mock with a specification": lambda model: mock.create_autospec(a_function, side_effect=a_function),
+}
+ON_THE_CLASS = {
+    "twice decorated": twice(Odd.second),
+    "static": staticmethod(a_function),
+    "partial method": functools.partialmethod(partly, 2.0),
+    "object": Called(),
+    "decorator that is a class": Decorator(Odd.second),
+    "mock": mock.Mock(wraps=a_function),
 }
 
 
@@ -136,27 +179,44 @@ def told(ask: Callable[[], Any]) -> Any:
         return type(error)
 
 
-def assert_looks_as_before(model: Net) -> None:
-    before = seen(model)
+def assert_is_as_before(model: Net) -> None:
+    """Looks, and what comes of a call on each lane: eager, compiled, and compiled already."""
+    before, batch = seen(model), next(iter(loader()))
+    expected = model.training_step(batch, 0)
     installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
-    step = model.training_step
-    installation.put({})
-    try:
-        assert model.training_step is not step
-        assert seen(model) == before
-    finally:
+    for lane in (Lane.EAGER, Lane.COMPILE, Lane.REUSE):
+        installation.put({})
+        assert {k: v for k, v in seen(model).items() if before[k] is not None} == {
+            k: v for k, v in before.items() if v is not None
+        }
+        installation.gate.open(lane)
+        torch.testing.assert_close(model.training_step(batch, 0), expected)
+        installation.gate.close()
         installation.take_out()
+    assert installation.proofs()[0].runs == 2
     assert seen(model) == before
 
 
 @pytest.mark.parametrize("kind", [with_batch, with_index])
 @pytest.mark.parametrize("decorate", [*DECORATORS, twice], ids=[*NAMES, "twice"])
 def test_a_method_of_the_class_looks_as_before(kind: Callable[[Step], type[Net]], decorate: Step) -> None:
-    assert_looks_as_before(kind(decorate)())
+    model = kind(decorate)()
+    before = seen(model)
+    installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
+    installation.put({})
+    assert "training_step" in vars(model)
+    assert seen(model) == before
+    installation.take_out()
+    assert seen(model) == before
 
 
 @pytest.mark.parametrize("make", ON_THE_INSTANCE.values(), ids=ON_THE_INSTANCE)
-def test_a_step_of_the_instance_looks_as_before(make: Callable[[Net], Any]) -> None:
+def test_a_step_of_the_instance_is_as_before(make: Callable[[Net], Any]) -> None:
     model = Odd()
     model.training_step = make(model)
-    assert_looks_as_before(model)
+    assert_is_as_before(model)
+
+
+@pytest.mark.parametrize("step", ON_THE_CLASS.values(), ids=ON_THE_CLASS)
+def test_an_odd_attribute_of_the_class_is_as_before(step: Any) -> None:
+    assert_is_as_before(type("OfTheClass", (Odd,), {"training_step": step})())
