@@ -685,6 +685,9 @@ class TestOptimizers:
             optimizer.step()
 
 
+_LEFT_OUT = frozenset(["mine", "__getstate__"])
+
+
 class TestLightning:
     @pytest.mark.skipif(dynamo.TORCH != (2, 13), reason="an error of torch 2.13 alone")
     def test_a_log_call_inside_a_compiled_step_is_an_internal_error(self) -> None:
@@ -705,6 +708,16 @@ class TestLightning:
         clone = copy.deepcopy(model)
         assert clone.training_step() is clone, "a closure would have run with the original's weights"
         assert pickle.loads(pickle.dumps(model)).training_step.__func__ is Net.training_step
+
+    def test_copies_and_pickles_ask_the_instance_for_its_state(self) -> None:
+        model = Net()
+        vars(model)["mine"] = 1
+        vars(model)["__getstate__"] = lambda: {
+            name: value for name, value in Net.__getstate__(model).items() if name not in _LEFT_OUT
+        }
+        for clone in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert _LEFT_OUT.isdisjoint(vars(clone))
+            assert list(clone.state_dict()) == list(model.state_dict())
 
     def test_the_parameters_of_a_step_are_looked_for_behind_one_decorator(self) -> None:
         def step(self: Any, batch: Any) -> Any:

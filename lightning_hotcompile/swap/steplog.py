@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.covers import cover, uncover
 from lightning_hotcompile.swap.dynamo import dynamic_integers
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installer import SwappedRegion
@@ -178,19 +179,10 @@ class SwappedStep(SwappedRegion):
     def put(self, root: torch.nn.Module) -> None:
         """Give the module a step method of its own; ``take_out`` removes it."""
         assert isinstance(root, LightningModule)
-        attributes, (name,) = vars(root), self.region.members
-        before = attributes.get(name)
-        ours = attributes[name] = self._replacement(root, name)
-
-        def undo() -> None:
-            if attributes.get(name) is not ours:
-                return  # wrapped since by somebody: theirs stays, and ours is eager from now on
-            if before is None:
-                attributes.pop(name, None)
-            else:
-                attributes[name] = before
-
-        self.undo_later(undo)
+        (name,) = self.region.members
+        ours = cover(root, {name: self._replacement(root, name)})
+        # wrapped since by somebody: theirs stays, and ours is eager from now on
+        self.undo_later(functools.partial(uncover, root, ours))
 
     def _replacement(self, root: LightningModule, name: str) -> Callable[..., Any]:
         signed, methods = getattr(root, name), stand_ins(root)
