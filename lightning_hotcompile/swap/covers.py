@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -17,19 +17,23 @@ _COVERS = "_hotcompile_covers"
 _GETSTATE = "__getstate__"
 
 
-class Cover(NamedTuple):
+class Cover:
     """Some attributes of a module, and those of the same names that were there before."""
 
-    over: Mapping[str, Any]
-    before: Mapping[str, Any]
+    __slots__ = ("before", "over")
+
+    def __init__(self, over: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
+        self.over = over
+        self.before = {name: attributes[name] for name in over if name in attributes}
 
     def lift(self, attributes: dict[str, Any]) -> None:
         """Put back what was there before; what somebody else has put over the cover since then stays."""
+        before = self.before
         for name, value in self.over.items():
             if attributes.get(name) is not value:
                 continue
-            if name in self.before:
-                attributes[name] = self.before[name]
+            if name in before:
+                attributes[name] = before[name]
             else:
                 del attributes[name]
 
@@ -37,10 +41,13 @@ class Cover(NamedTuple):
 def cover(module: nn.Module, over: Mapping[str, Any]) -> Cover:
     """Give a module attributes that copies of it do not have, until :func:`uncover`."""
     attributes = vars(module)
-    new = Cover(over, {name: attributes[name] for name in over if name in attributes})
+    new = Cover(over, attributes)
     attributes.update(over)
-    attributes.setdefault(_COVERS, []).append(new)
-    attributes.setdefault(_GETSTATE, types.MethodType(_state, module))
+    if _COVERS in attributes:
+        attributes[_COVERS].append(new)
+    else:
+        attributes[_COVERS] = [new]
+        attributes.setdefault(_GETSTATE, types.MethodType(_state, module))
     return new
 
 
@@ -48,8 +55,10 @@ def uncover(module: nn.Module, old: Cover) -> None:
     """Take one cover away; covers may go in any order."""
     attributes = vars(module)
     old.lift(attributes)
-    attributes[_COVERS] = left = [other for other in attributes.get(_COVERS, ()) if other is not old]
-    if not left:
+    covers = attributes.get(_COVERS, ())
+    if len(covers) > 1:
+        attributes[_COVERS] = [other for other in covers if other is not old]
+    else:
         _forget(attributes)
 
 

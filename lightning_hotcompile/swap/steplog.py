@@ -136,16 +136,10 @@ class recorded_logs:  # read as a verb: with recorded_logs(module)
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def __enter__(self) -> None:
-        attributes = vars(self._module)
-        self._before = {name: attributes[name] for name in _LOGGING_METHODS if name in attributes}
-        attributes[_CALLS] = self._calls
-        attributes.update(self._methods)
+        self._cover = cover(self._module, {_CALLS: self._calls, **self._methods})
 
     def __exit__(self, *_: object) -> None:
-        attributes = vars(self._module)
-        for name in (*_LOGGING_METHODS, _CALLS):
-            attributes.pop(name, None)
-        attributes.update(self._before)
+        uncover(self._module, self._cover)
         for name, args, kwargs in self._calls:
             getattr(self._module, name)(*map(_as_numbers, args), **kwargs)
 

@@ -141,3 +141,53 @@ def test_a_copy_that_the_module_makes_by_itself_runs_on_its_own_weights() -> Non
             model.head.weight.add_(torch.arange(3.0)[:, None])
     torch.testing.assert_close(plain.training_step(batch, 0), ours.training_step(batch, 0))
     assert_same_kind(through_pickle(plain), through_pickle(ours))
+
+
+FIRST_COMPILED = 3
+KEPT: list[Any] = []
+HOW: list[Callable[[Any], Any]] = []
+
+
+class CopiesItself(OfTheClass):
+    """Copies itself in its step, in the middle of what it logs."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("before", loss)
+        KEPT.append(HOW[0](self))
+        self.log_dict({"after": 2 * loss})
+        return loss
+
+
+class LogsItsWay(CopiesItself):
+    """Has a ``log`` of the instance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = self.log_mine
+
+    def log_mine(self, name: str, value: Any, **kwargs: Any) -> None:
+        super().log(f"mine/{name}", value, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *((CopiesItself, how) for how in WAYS),
+        *((LogsItsWay, how) for how in WAYS if how is not copy.copy),  # its log is bound to the original
+    ],
+)
+def test_a_copy_in_a_step_is_what_it_is_without_us(kind: type[Net], how: Callable[[Any], Any]) -> None:
+    runs = []
+    HOW[:] = [how]
+    for callbacks in ([], [step_hot()]):
+        KEPT.clear()
+        fit(seeded(kind), callbacks, max_epochs=2)
+        runs.append(KEPT[:])
+    assert callbacks[0].report.regions[0].runs > 0, callbacks[0].report.to_text()
+    for plain, ours in zip(*runs, strict=True):
+        assert set(vars(plain)) == set(vars(ours))
+    for plain, ours in list(zip(*runs, strict=True))[FIRST_COMPILED : FIRST_COMPILED + 3]:
+        logged = [dict(fit(model, max_epochs=1).callback_metrics) for model in (plain, ours)]
+        assert_same(plain, ours)
+        torch.testing.assert_close(*logged, rtol=1e-4, atol=1e-4)
