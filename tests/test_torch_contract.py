@@ -784,6 +784,15 @@ class TestLightning:
         assert seen[0] is not None
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of torch has none")
+def test_in_the_forward_of_ddp_the_backend_is_inside_of_a_method_of_dynamos() -> None:
+    from torch._dynamo.backends.distributed import DDPOptimizer
+
+    found = DDPOptimizer(2**25, "ours").compile_fn
+    assert isinstance(found, types.MethodType)
+    assert found.__self__.backend_compile_fn == "ours"
+
+
 class TestHooks:
     def test_a_hook_on_one_of_two_equal_blocks_runs_when_guards_look_at_hooks(self, counter: Any) -> None:
         first, second, x = Block(4), Block(4), torch.randn(2, 4, requires_grad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from unittest.mock import patch
 Method = Callable[..., Any]
 
 _MARK = "_hotcompile_overrides"
-_WRAPPED = ("compiler_fn", "__wrapped__", "_torchdynamo_orig_backend")
+_WRAPPED = ("backend_compile_fn", "compiler_fn", "__wrapped__", "_torchdynamo_orig_backend")
 
 
 def mark(backend: Method) -> None:
@@ -75,5 +76,12 @@ def _is_marked(backend: Any) -> bool:
     while backend is not None:
         if getattr(backend, _MARK, False):
             return True
-        backend = next((getattr(backend, name) for name in _WRAPPED if hasattr(backend, name)), None)
+        backend = _inside(backend)
     return False
+
+
+def _inside(backend: Any) -> Any:
+    """What a backend calls; in the forward of DDP that of the user is inside of a method of Dynamo's."""
+    if isinstance(backend, types.MethodType):
+        return backend.__self__
+    return next((getattr(backend, name) for name in _WRAPPED if hasattr(backend, name)), None)
