@@ -107,6 +107,8 @@ PRIVATE_TORCH = {
     "swap.loops": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
     "swap.numpy_calls": {"torch._dynamo"},
+    # How it rewrites collectives.
+    "swap.collectives": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.
     "swap.python_state": {"torch._dynamo"},
     # What the callback sets while its code is in place, and code by hand has not.

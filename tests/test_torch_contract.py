@@ -25,6 +25,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -782,6 +783,16 @@ class TestLightning:
         model.log = lambda *a, **k: None  # type: ignore[method-assign]
         trainer.fit(torch.compile(model, backend="eager"), loader())
         assert seen[0] is not None
+
+
+class TestCollectives:
+    @pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of torch has none")
+    @pytest.mark.parametrize(
+        "name", ["all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all_single"]
+    )
+    def test_dynamo_rewrites_a_collective_behind_this_variable(self, name: str) -> None:
+        assert CollectiveFunctionRewriteVariable.can_rewrite(getattr(torch.distributed, name))
+        assert "call_function" in vars(CollectiveFunctionRewriteVariable)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of torch has none")

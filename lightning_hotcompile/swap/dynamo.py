@@ -28,6 +28,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
+from lightning_hotcompile.swap.collectives import called_by_python
 from lightning_hotcompile.swap.failures_told import FailuresTold
 from lightning_hotcompile.swap.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.overrides import Overrides
@@ -49,6 +50,9 @@ _GUARDS: dict[str, Any] = {
 _break_the_graph: Callable[..., Any] = getattr(
     torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
 )
+
+_LEFT = (numpy_by_numpy, left_to_python, called_by_python)
+"""What Dynamo does not stand in for, at the price of a graph break."""
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,
@@ -80,7 +84,7 @@ def compiling_allowed(
     told in place of Dynamo's warning. Guards look at module hooks too, or one that a single one of equal
     blocks has would silently not run. Integers of modules (``self.steps += 1``) become symbols once they
     change, where each new value would be a recompile. What numpy computes and draws is left to numpy, and
-    state of Python's own objects to Python.
+    state of Python's own objects to Python, as are collectives.
     """
     told = FailuresTold(on_failure)
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]
@@ -97,7 +101,7 @@ def compiling_allowed(
             KeepsBuffers(),
             _KeepsCaches(),
             _LooksAtHooksOnce(),
-            Overrides([*numpy_by_numpy(_break_the_graph), *left_to_python(_break_the_graph)]),
+            Overrides([each for left in _LEFT for each in left(_break_the_graph)]),
         ):
             yield
     finally:

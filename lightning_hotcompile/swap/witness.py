@@ -11,6 +11,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.swap.collectives import why_not_captured
 from lightning_hotcompile.swap.compilers import (
     backend_names,
     backward_with_forward,
@@ -127,14 +128,13 @@ class Witness:
         example_inputs: Sequence[Any],
         compile_graph: CompiledFn,
     ) -> CompiledFn:
+        self._refuse_unusable(region, graph_module)
         if self.collect is not None:
             with backward_with_forward():
                 self.collect(region, graph_module, example_inputs)
             captured_only: CompiledFn = graph_module.forward
             return captured_only
         graph = Graph(region=region, n_ops=count_ops(graph_module))
-        if (earlier := self.error_of(region)) is not None:
-            raise RuntimeError(f"another graph of this region failed: {earlier}")
         captured = copy_of(graph_module)
         start, hits = self._now(), cache_hits()
         try:
@@ -154,6 +154,14 @@ class Witness:
             return _neutral(captured, inputs, compile_graph)
 
         return GraphAtWork(graph, captured, compiled, self.watch, neutral).entry()
+
+    def _refuse_unusable(self, region: str, graph_module: GraphModule) -> None:
+        """Have Dynamo run the frame as the user wrote it, where a graph must not run at all."""
+        if (earlier := self.error_of(region)) is not None:
+            raise RuntimeError(f"another graph of this region failed: {earlier}")
+        if (reason := why_not_captured(graph_module)) is not None:
+            self.graphs.append(Graph(region=region, n_ops=count_ops(graph_module), error=reason))
+            raise RuntimeError(reason)
 
     def _compile_in_time(
         self, graph_module: GraphModule, example_inputs: Sequence[Any], *, checks_at_once: bool
