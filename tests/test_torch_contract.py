@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
@@ -786,6 +788,36 @@ class TestLightning:
 
 
 class TestCollectives:
+    def test_lightning_reduces_a_logged_value_in_the_call_unless_it_is_for_the_epoch_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reduced: list[float] = []
+
+        class Reduces(SingleDeviceStrategy):
+            def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                reduced.append(float(tensor))
+                return tensor
+
+        class Logs(Net):
+            def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+                monkeypatch.setattr(_AcceleratorConnector, "is_distributed", True)
+                reduced.clear()
+                self.log("a", 1.0, sync_dist=True)
+                self.log_dict({"b": 2.0}, sync_dist=True, on_epoch=True)
+                assert reduced == [1.0, 2.0]
+                self.log("c", 3.0, sync_dist=True, on_step=False, on_epoch=True)
+                assert reduced == [1.0, 2.0]
+                monkeypatch.undo()
+                return self.loss(batch)
+
+        fit(Logs(), strategy=Reduces(device="cpu"), limit_train_batches=1, max_epochs=1)
+
+    @pytest.mark.parametrize(("method", "value"), [("log", "value"), ("log_dict", "dictionary")])
+    def test_arguments_of_a_log_call_have_these_places(self, method: str, value: str) -> None:
+        names = list(inspect.signature(getattr(pl.LightningModule, method)).parameters)
+        after = names[names.index(value) + 1 :]
+        assert (after[2], after[5], after[6]) == ("on_step", "enable_graph", "sync_dist")
+
     @pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of torch has none")
     @pytest.mark.parametrize(
         "name", ["all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all_single"]

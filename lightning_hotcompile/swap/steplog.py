@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 
 _CALLS = "_hotcompile_log_calls"
 _LOGGING_METHODS = ("log", "log_dict")
-_ENABLE_GRAPH = 5  # its place among the arguments after the value
+_ON_STEP, _ENABLE_GRAPH, _SYNC_DIST = 2, 5, 6  # their places among the arguments after the value
 
 # The Trainer's counters behind self.global_step and self.current_epoch change from step to step:
 # as constants in a graph each of them would mean a recompile.
@@ -50,11 +51,38 @@ def _log_dict(self: LightningModule, dictionary: Any, *args: Any, **kwargs: Any)
         _make_calls(self)
 
 
+def _log_among_ranks(self: LightningModule, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+    _log(self, name, value, *args, **kwargs)
+    if _is_reduced(args, kwargs):
+        _make_calls(self)
+
+
+def _log_dict_among_ranks(self: LightningModule, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+    _log_dict(self, dictionary, *args, **kwargs)
+    if _is_reduced(args, kwargs):
+        _make_calls(self)
+
+
 _RECORDERS: dict[str, Callable[..., None]] = {"log": _log, "log_dict": _log_dict}
+_AMONG_RANKS: dict[str, Callable[..., None]] = {"log": _log_among_ranks, "log_dict": _log_dict_among_ranks}
+
+
+def _is_reduced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether Lightning reduces the value over all ranks in the call, and not at the end of the epoch.
+
+    A rank whose step runs eagerly does so at this place, and the step may have collectives of its own: all
+    ranks have to come to all of them in the same order.
+    """
+    synced = _argument(args, kwargs, _SYNC_DIST, "sync_dist", False)
+    return bool(synced) and _argument(args, kwargs, _ON_STEP, "on_step", None) is not False
 
 
 def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[_ENABLE_GRAPH] if len(args) > _ENABLE_GRAPH else kwargs.get("enable_graph", False)
+    return _argument(args, kwargs, _ENABLE_GRAPH, "enable_graph", False)
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def _snapshot(value: Any, keep_graph: Any) -> Any:
@@ -101,14 +129,16 @@ def stand_ins(module: LightningModule) -> StandIns:
 
     Lightning's own methods have no effect on the rest of the step, so their calls are collected. A
     method that the user wrote may have one, so it is called at once, at the price of a graph break;
-    and ``log_dict`` with it, which calls ``log``.
+    and ``log_dict`` with it, which calls ``log``. So are calls that reduce over several ranks.
     """
     own = {name for name in _LOGGING_METHODS if _is_own(module, name)}
     if "log" in own:
         own = set(_LOGGING_METHODS)
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    recorders = _AMONG_RANKS if several else _RECORDERS
     return {
         name: _at_once(module, name) if name in own else types.MethodType(recorder, module)
-        for name, recorder in _RECORDERS.items()
+        for name, recorder in recorders.items()
     }
 
 

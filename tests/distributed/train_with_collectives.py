@@ -56,6 +56,19 @@ class ReducesItsLoss(Net):
         return loss
 
 
+class ReducesALogFirst(Net):
+    """Lightning reduces a value that is logged before the step's own collective."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Cross-entropy."""
+        loss = self.loss(batch)
+        self.log("loss", loss, sync_dist=True)
+        rows = torch.tensor(float(len(batch[0])))
+        dist.all_reduce(rows)
+        self.log("rows", rows)
+        return loss
+
+
 class Keeps(Callback):
     """Keeps what was logged in each step."""
 
@@ -78,6 +91,7 @@ def _short_at_the_flip(i: int) -> int:
 CASES: dict[str, tuple[type[Net], Callable[[int], int]]] = {
     "same shapes": (LogsItsMean, _always),
     "other shapes": (LogsItsMean, _short_at_the_flip),
+    "after a log": (ReducesALogFirst, _short_at_the_flip),
     "in the loss": (ReducesItsLoss, _always),
 }
 """Each case: its model, and how many rows each batch of rank 1 has."""

@@ -198,3 +198,60 @@ def test_an_error_of_the_real_log_is_not_swallowed(monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyError, match="no such metric"), recorded_logs(module):
         module.log("a", 1.0)
     assert "log" not in vars(module)
+
+
+class TestAmongRanks:
+    """A value that Lightning reduces in the call is logged in its place."""
+
+    def recorded(self, module: Module) -> recorded_logs:
+        """As one of two ranks would."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.distributed, "is_initialized", lambda: True)
+            patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+            return recorded_logs(module)
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs"),
+        [
+            ((), {"sync_dist": True}),
+            ((), {"sync_dist": True, "on_step": True, "on_epoch": True}),
+            ((False, True, None, None, "mean", False, True), {}),
+        ],
+    )
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_it_is_made_at_once_and_those_before_it_too(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[Any] = []
+        monkeypatch.setattr(LightningModule, "log", lambda _, name, *a, **k: seen.append(name))
+        monkeypatch.setattr(LightningModule, "log_dict", lambda _, values, *a, **k: seen.append(list(values)))
+        module = Module()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            module.log("first", x)
+            module.log("reduced", x + 1, *args, **kwargs)
+            module.log_dict({"also": x + 2}, *args, **kwargs)
+            seen.append("collective")
+            module.log("last", x)
+            return x
+
+        with self.recorded(module):
+            (torch.compile(step, backend="eager") if compiled else step)(torch.ones(()))
+            assert seen == ["first", "reduced", ["also"], "collective"]
+        assert seen[-1] == "last"
+
+    @pytest.mark.parametrize("kwargs", [{}, {"sync_dist": False}, {"sync_dist": True, "on_step": False}])
+    def test_others_wait(self, kwargs: dict[str, Any]) -> None:
+        module = Module()
+        with self.recorded(module):
+            module.log("a", 1.0, **kwargs)
+            module.log_dict({"b": 1.0}, **kwargs)
+            assert module.seen == []
+        assert len(module.seen) == 2
+
+
+def test_in_one_process_a_value_to_reduce_waits_like_any_other() -> None:
+    module = Module()
+    with recorded_logs(module):
+        module.log("a", 1.0, sync_dist=True)
+        assert module.seen == []
