@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
@@ -34,12 +34,25 @@ def differentiates_twice(module: nn.Module) -> str | None:
 
 def _own_methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
     for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in (*_FRAMEWORKS, "builtins"):
+        if _package_of(base) in (*_FRAMEWORKS, "builtins"):
             continue
         for name, value in vars(base).items():
-            function = inspect.unwrap(value) if callable(value) else None
+            function = _unwrapped(value) if callable(value) else None
             if isinstance(function, types.FunctionType):
                 yield name, function
+
+
+def _package_of(defined: type | types.FunctionType) -> str:
+    """The first part of its ``__module__``, which the user may have set to ``None``."""
+    return str(defined.__module__).partition(".")[0]
+
+
+def _unwrapped(value: Callable[..., object]) -> object:
+    """What a decorator was put around; ``None`` for an object that answers to ``__wrapped__`` without end."""
+    try:
+        return inspect.unwrap(value)
+    except Exception:  # noqa: BLE001  # ValueError, or whatever a __getattr__ of the user's raises
+        return None
 
 
 def _mentions(function: types.FunctionType, keyword: str, depth: int, seen: set[int]) -> bool:
@@ -53,7 +66,7 @@ def _mentions(function: types.FunctionType, keyword: str, depth: int, seen: set[
         for other in called
         if isinstance(other, types.FunctionType)
         and id(other) not in seen
-        and other.__module__.partition(".")[0] not in _FRAMEWORKS
+        and _package_of(other) not in _FRAMEWORKS
     )
 
 

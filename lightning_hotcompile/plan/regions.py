@@ -43,8 +43,8 @@ class LeftEager:
 def structure_of(module: nn.Module) -> str:
     """A digest of what decides whether two modules can share one compiled function.
 
-    Class names and settings (``extra_repr``) of all submodules, names, shapes and dtypes of all
-    parameters and buffers; never their values. Equal in every process.
+    Class names and settings (``extra_repr``, where it can be had) of all submodules, names, shapes and
+    dtypes of all parameters and buffers; never their values. Equal in every process.
     """
     parts = [
         (name, type(m).__module__, type(m).__qualname__, "" if list(m.children()) else _settings(m))
@@ -56,7 +56,10 @@ def structure_of(module: nn.Module) -> str:
 
 
 def _settings(module: nn.Module) -> str:
-    return _ADDRESS.sub("", module.extra_repr())
+    try:
+        return _ADDRESS.sub("", module.extra_repr())
+    except Exception:  # noqa: BLE001  # it may read what only another constructor, or the first call, sets
+        return ""
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -73,7 +76,8 @@ def why_not_compiled(module: nn.Module) -> str | None:
     """A reason why this module can never be a region, or ``None``."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is a TorchScript module"
-    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+    # among the children, where torch.compile(module) has it: hasattr would ask a __getattr__ of the user's
+    if module._compiled_call_impl is not None or "_orig_mod" in dict(module.named_children()):
         return "is compiled already by the user"
     if holds_bounded_deque(module):
         return "holds a deque with maxlen, which Dynamo takes for one without"

@@ -1,0 +1,119 @@
+"""Modules that work, but do not answer as torch's own do: they are planned like any other."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hotcompile.plan.obstacles import differentiates_twice
+from lightning_hotcompile.plan.regions import find_regions, structure_of, why_not_compiled
+
+
+class OwnLinear(nn.Linear):
+    """Sets what its forward needs, and not what ``extra_repr`` of its base reads."""
+
+    def __init__(self, n: int) -> None:
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(torch.randn(n, n) / n)
+        self.register_parameter("bias", None)
+
+
+class ReadsSettings(nn.Module):
+    """Looks every unknown attribute up in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = {"width": 8}
+        self.inner = nn.Linear(8, 64)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return self.settings[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class AnswersAll(ReadsSettings):
+    """Has every attribute that is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return nn.Module.__getattr__(self, name)
+        except AttributeError:
+            return 8
+
+
+class Anything:
+    """A call that has each attribute, a further one of its kind."""
+
+    def __getattr__(self, name: str) -> Anything:
+        return Anything()
+
+    def __call__(self) -> None:
+        return None
+
+
+class Refuses(Anything):
+    def __getattr__(self, name: str) -> Anything:
+        raise KeyError(name)
+
+
+def pair() -> nn.Module:
+    return nn.Sequential(OwnLinear(8), nn.ReLU())
+
+
+class TestRegions:
+    @pytest.mark.parametrize("block", [pair, ReadsSettings, AnswersAll])
+    def test_equal_blocks_of_them_are_one_group(self, block: Callable[[], nn.Module]) -> None:
+        blocks, left = find_regions(nn.ModuleDict({"a": block(), "b": block()}))
+        assert [b.name for b in blocks] == ["a", "b"]
+        assert blocks[0].structure == blocks[1].structure
+        assert left == ()
+
+    def test_one_without_settings_is_told_by_its_shapes(self) -> None:
+        assert structure_of(OwnLinear(8)) == structure_of(OwnLinear(8)) != structure_of(OwnLinear(4))
+
+    def test_what_the_user_has_compiled_is_known_all_the_same(self) -> None:
+        compiled = torch.compile(pair())
+        assert isinstance(compiled, nn.Module)
+        assert why_not_compiled(compiled) == "is compiled already by the user"
+
+
+def square(x: Tensor) -> Tensor:
+    return x * x
+
+
+def slope(x: Tensor) -> Tensor:
+    return torch.autograd.grad(square(x).sum(), x, create_graph=True)[0]
+
+
+class TestObstacles:
+    def test_a_class_and_functions_of_no_module(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Slope(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return square(x) + slope(x)
+
+        for each in (Slope, square, slope):
+            monkeypatch.setattr(each, "__module__", None)
+        assert isinstance(slope, types.FunctionType)
+        assert differentiates_twice(Slope()) == "Slope.forward"
+
+    @pytest.mark.parametrize("kind", [Anything, Refuses])
+    def test_a_class_attribute_that_claims_to_wrap_another(self, kind: type) -> None:
+        class Odd(nn.Module):
+            call = kind()
+
+        class Twice(Odd):
+            def forward(self, x: Tensor) -> Tensor:
+                return slope(x)
+
+        assert differentiates_twice(Odd()) is None
+        assert differentiates_twice(Twice()) == "Twice.forward"
