@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,14 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.evaluation_hooks import EvaluationHooks
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.preflight import plan_for, why_idle, why_not_this_one, why_not_this_stage
+from lightning_hotcompile.preflight import (
+    Settled,
+    agree_on,
+    plan_for,
+    why_idle,
+    why_not_this_one,
+    why_not_this_stage,
+)
 from lightning_hotcompile.receipt.event_kinds import Declined
 from lightning_hotcompile.receipt.events import EventLog
 from lightning_hotcompile.receipt.metrics import LoggerMetrics, PhaseInProgressBar
@@ -22,8 +30,6 @@ from lightning_hotcompile.session import Session
 from lightning_hotcompile.stage_run import StageRun
 from lightning_hotcompile.stages import TRAIN
 from lightning_hotcompile.store_in_use import StoreInUse
-from lightning_hotcompile.swap.graph import first_line
-from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.trainer_facts import versions
 
 CHECKPOINT_KEY = "hotcompile"
@@ -231,7 +237,8 @@ class HotCompile(EvaluationHooks):
         if not self._runs:
             self._events.clear()
             self._events.open()
-        plan, reason = self._plan(trainer, module, stage)
+        settle = functools.partial(self._plan, trainer, module, stage)
+        plan, reason = agree_on(settle, trainer, self.config, stage)
         if reason is not None:
             rank_zero_info(f"HotCompile{'' if stage == TRAIN else f' ({stage})'}: declined: {reason}")
         if plan is None or (reason is not None and (stage != TRAIN or trainer.world_size > 1)):
@@ -250,23 +257,15 @@ class HotCompile(EvaluationHooks):
             declined=reason,
         )
 
-    def _plan(
-        self, trainer: Trainer, module: LightningModule, stage: str
-    ) -> tuple[CompilePlan | None, str | None]:
-        """The plan, and a reason to do nothing."""
+    def _plan(self, trainer: Trainer, module: LightningModule, stage: str) -> Settled:
         reason = why_not_this_one(trainer, self) or why_idle(trainer, module)
         reason = reason or why_not_this_stage(trainer, self.config, stage)
-        ranks = Ranks(self.config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
-        try:
-            plan = None if reason else plan_for(trainer, module, self.config, stage)
-        except Exception as error:  # the other ranks would wait for this one
-            ranks.agree_to_watch("none", first_line(error))
-            raise
+        plan = None if reason else plan_for(trainer, module, self.config, stage)
         if plan is not None and stage == TRAIN:
             reason = self._verdict_of_resumed_run(plan)
         if plan is not None and plan.is_empty:
             reason = f"nothing to compile in {type(module).__name__} (scope {plan.scope}: {plan.reason})"
-        return plan, ranks.agree_to_watch(plan.digest if plan else "none", reason)
+        return plan, reason
 
     def _finish(self, stage: str) -> None:
         if (run := self._runs.pop(stage, None)) is not None:

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback as LightningCallback
+from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import ConfigError
+from lightning_hotcompile.errors import ConfigError, HotCompileError
+from lightning_hotcompile.own_error import tell_of
 from lightning_hotcompile.plan.obstacles import differentiates_twice
 from lightning_hotcompile.plan.planner import CompilePlan, other_scopes, plan_compile
 from lightning_hotcompile.stages import STEP_METHOD, TRAIN
+from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.swap.witness import check_backend
 from lightning_hotcompile.switch import is_switched_off
+
+Settled = tuple[CompilePlan | None, str | None]
+"""The plan, and a reason to do nothing."""
+
+
+def agree_on(
+    settle: Callable[[], Settled], trainer: Trainer, config: HotCompileConfig, stage: str
+) -> Settled:
+    """What is settled on this rank, with a reason to do nothing that any rank may give.
+
+    Models of others may raise anything when they are asked. That is a reason too, as an error of ours is
+    in any step, unless ``on_error="raise"``.
+
+    Raises:
+        HotCompileError: the options are wrong for this model.
+    """
+    ranks = Ranks(config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
+    plan: CompilePlan | None = None
+    try:
+        plan, reason = settle()
+    except Exception as error:  # the other ranks would wait for this one
+        if isinstance(error, HotCompileError) or config.on_error == "raise":
+            ranks.agree_to_watch("none", first_line(error))
+            raise
+        reason = tell_of(error)
+    return plan, ranks.agree_to_watch(plan.digest if plan else "none", reason)
 
 
 def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
@@ -26,9 +57,9 @@ def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
     return trainer_facts.why_not_supported(trainer, module)
 
 
-def why_not_this_one(trainer: Trainer, callback: Callback) -> str | None:
+def why_not_this_one(trainer: Trainer, callback: LightningCallback) -> str | None:
     """Why another HotCompile of the same Trainer does the work, or ``None``."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[LightningCallback] = trainer.callbacks  # type: ignore[attr-defined]
     others = [c for c in callbacks if hasattr(c, "from_environment") and c is not callback]
     from_environment = _from_environment(callback)
     if from_environment and not all(map(_from_environment, others)):
@@ -51,7 +82,7 @@ def why_not_this_stage(trainer: Trainer, config: HotCompileConfig, stage: str) -
     return None
 
 
-def _from_environment(callback: Callback) -> bool:
+def _from_environment(callback: LightningCallback) -> bool:
     return bool(getattr(callback, "from_environment", False))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +12,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import warn
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.memory import Memory
+from lightning_hotcompile.own_error import tell_of
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
@@ -32,8 +31,6 @@ from lightning_hotcompile.session import Session
 from lightning_hotcompile.stages import TRAIN, ends_unit
 from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap.graph import first_line
-
-_log = logging.getLogger(__name__)
 
 
 class StageRun:
@@ -138,10 +135,7 @@ class StageRun:
         if self._config.on_error == "raise":
             self._answer_other_ranks(error)
             raise error
-        _log.debug("HotCompile failed", exc_info=True)
-        note = f"HotCompile switched itself off after an error of its own: {first_line(error)}"
-        self._notes.append(note)
-        warn(f"{note}. Training goes on eagerly.", stacklevel=4)
+        self._notes.append(note := tell_of(error))
         with contextlib.suppress(Exception):
             self.session.give_up(note)
 

@@ -40,6 +40,7 @@ ROOM_OF_TOP_MODULE = {
     "heap_watch": "callback",
     "judge": "callback",
     "memory": "callback",
+    "own_error": "callback",
     "store_in_use": "callback",
     "preflight": "callback",
     "weighing": "callback",
