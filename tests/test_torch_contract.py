@@ -733,6 +733,12 @@ class TestLightning:
         assert not is_param_in_hook_signature(decorated(step), "batch_idx", min_args=2)
         assert is_param_in_hook_signature(decorated(decorated(step)), "batch_idx", min_args=2)
 
+    def test_what_a_lightning_module_pickles_holds_its_compiled_call(self) -> None:
+        model = Net()
+        model._compiled_call_impl = call = model.forward  # type: ignore[assignment]
+        assert model.__getstate__()["_compiled_call_impl"] is call
+        assert "_compiled_call_impl" not in nn.Module.__getstate__(model)
+
     def test_callbacks_come_from_this_entry_point_group(self) -> None:
         points = importlib.metadata.entry_points(group="lightning.pytorch.callbacks_factory")
         assert "hotcompile" in {p.name for p in points}

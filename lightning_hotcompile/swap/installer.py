@@ -35,6 +35,16 @@ def call_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
 
 
+class _CompiledCall(functools.partial[Any]):
+    """What a module is called by while it is a region; a copy has ``None`` there, and its own call.
+
+    ``nn.Module`` leaves it out of what is copied and pickled, a LightningModule does not.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # makes None, also where a pickle is opened without this package
+
+
 class SwappedRegion:
     """One region of a plan in the running model: a compiled function behind a gate.
 
@@ -152,8 +162,7 @@ class SwappedRegion:
                 self._put_forward(module, self._compiled_call)
                 continue
             before = vars(module).get("_compiled_call_impl")  # of another stage, which is at rest now
-            call = functools.partial(self.choose, self._compiled_call, call_module, module)
-            module._compiled_call_impl = call
+            module._compiled_call_impl = _CompiledCall(self.choose, self._compiled_call, call_module, module)
             self.undo_later(functools.partial(_give_back, module, before))
 
     def _put_forward(self, module: nn.Module, compiled: CompiledFunction) -> None:

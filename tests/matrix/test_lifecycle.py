@@ -136,7 +136,8 @@ def test_the_finders_of_the_tuner(scope: str, tmp_path: Path) -> None:
 class Copies(pl.Callback):
     """Copies the module, and the callback that is attached, in the steady phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, *how: Any) -> None:
+        self.how = how
         self.modules: list[Any] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
@@ -144,11 +145,7 @@ class Copies(pl.Callback):
             return
         pl_module.trainer = None
         try:
-            self.modules += [
-                copy.deepcopy(pl_module),
-                pickle.loads(pickle.dumps(pl_module)),
-                through_file(pl_module),
-            ]
+            self.modules += [how(pl_module) for how in self.how]
         finally:
             pl_module.trainer = trainer
 
@@ -164,11 +161,45 @@ def through_file(value: Any) -> Any:
 def test_copies_in_mid_run_train_on_like_eager_ones(scope: str) -> None:
     ends = []
     for callbacks in ([], [hotly(scope)]):
-        copies = Copies()
+        copies = Copies(copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_file)
         fitted(seeded(SgdNet), [*callbacks, copies], enable_checkpointing=False)
         for module in copies.modules:
             fitted(module, [], max_epochs=1, enable_checkpointing=False)
         ends.append([m.state_dict() for m in copies.modules])
+    assert_close(*ends, "copies")
+
+
+class Part(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 64), torch.nn.Linear(64, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.up(x).tanh())
+
+
+class Nested(SgdNet):
+    """A part of it is a LightningModule, which pickles its compiled call where another module does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) + self.part(x)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, through_file], ids=["deepcopy", "torch.save"])
+def test_copies_of_a_lightning_module_in_another_can_be_compiled(how: Any) -> None:
+    ends = []
+    for under in (False, True):
+        copies = Copies(how)
+        fitted(seeded(Nested), [*([hotly("regions")] if under else []), copies], enable_checkpointing=False)
+        (module,) = copies.modules
+        callback = hotly("regions")
+        fitted(module, [callback] if under else [], max_epochs=1, enable_checkpointing=False)
+        assert not under or "part" in [r.name for r in callback.report.regions]
+        ends.append(module.state_dict())
     assert_close(*ends, "copies")
 
 

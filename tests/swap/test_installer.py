@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hotcompile.errors import TargetError
+from lightning_hotcompile.plan.regions import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.witness import Witness
 from tests import functions
-from tests.models import Block
+from tests.models import Block, Net
 
 
 class Setup:
@@ -125,6 +126,27 @@ class TestModules:
         assert torch.equal(other(setup.x), setup.x)
         setup.gate.close()
         assert setup.witness.total_runs == 0
+
+    @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+    def test_copies_of_a_lightning_module_are_plain(self, clone: Any) -> None:
+        setup = Setup()
+        setup.root[1] = net = Net(width=8)
+        setup.swapped.put(setup.root)
+        other = clone(net)
+        assert net._compiled_call_impl is not None
+        assert why_not_compiled(other) is None
+        x = torch.randn(4, 8)
+        assert torch.equal(other(x), net(x))
+        setup.gate.open(Lane.COMPILE)
+        other(x)
+        setup.gate.close()
+        assert setup.witness.total_runs == 0
+
+    def test_who_opens_a_pickled_copy_needs_nothing_of_this_package(self) -> None:
+        setup = Setup()
+        setup.root[1] = Net(width=8)
+        setup.swapped.put(setup.root)
+        assert b"hotcompile" not in pickle.dumps(setup.root)
 
     def test_hooks_run_once_a_call(self) -> None:
         setup, calls = Setup(), []
