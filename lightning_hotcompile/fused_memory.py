@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -102,14 +102,18 @@ class FusedMemory:
 def digest_of(optimizer: Optimizer) -> str:
     """What says how long an update takes: the class, which settings are used, and the parameters' shapes.
 
-    Sixteen hexadecimal digits. Of a number in the settings (learning rate, decay) only whether it is 0.
+    Sixteen hexadecimal digits. Of a number in the settings (learning rate, decay) only whether it is 0. What
+    else the user keeps in a group is no setting, and may be anything.
     """
-    groups = [(_settings(group), [_shape(p) for p in group["params"]]) for group in optimizer.param_groups]
+    own = optimizer.defaults
+    groups = [
+        (_settings(group, own), [_shape(p) for p in group["params"]]) for group in optimizer.param_groups
+    ]
     return hashlib.blake2b(repr((type(optimizer).__name__, groups)).encode(), digest_size=8).hexdigest()
 
 
-def _settings(group: dict[str, Any]) -> list[tuple[str, bool]]:
-    return sorted((name, bool(value)) for name, value in group.items() if name != "params")
+def _settings(group: Mapping[str, Any], own: Collection[str]) -> list[tuple[str, bool]]:
+    return sorted((name, bool(value)) for name, value in group.items() if name in own)
 
 
 def _shape(parameter: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -90,6 +91,17 @@ class TestKept:
         assert found.runs == 72 - 5 - 1 - LOOKS[0]  # five to wait, one to compare, and half of the pairs
         assert why_not_fused(trainer.optimizers[0]) is None  # its step is torch's own again
         assert trainer.optimizers[0].param_groups[0]["fused"] is None
+
+    @pytest.mark.parametrize("entry", [np.ones(2), torch.ones(2)], ids=["array", "tensor"])
+    def test_a_group_may_hold_an_entry_of_the_users(self, entry: Any, tmp_path: Path) -> None:
+        class Scaled(Net):
+            def configure_optimizers(self) -> Any:
+                return torch.optim.AdamW([{"params": list(self.parameters()), "layer_scale": entry}])
+
+        callback = quiet(store=str(tmp_path))
+        _, trainer = train(callback, seeded(Scaled))
+        assert [found.kept for found in callback.report.fused] == [True]
+        assert trainer.optimizers[0].param_groups[0]["layer_scale"] is entry
 
     def test_it_is_told_everywhere(self, tmp_path: Path) -> None:
         callback = quiet(event_log=str(tmp_path / "events.jsonl"))
@@ -546,6 +558,12 @@ class TestWhatAnEarlierRunHasFound:
         others = [digest(4), digest(amsgrad=True), digest(weight_decay=0.0), digest(maximize=True)]
         adam = digest_of(torch.optim.Adam([nn.Parameter(torch.ones(3))], weight_decay=0.1))
         assert len({usual, adam, *others}) == 6
+
+    @pytest.mark.parametrize("entry", [np.ones(2), torch.ones(2), "outer", None], ids=repr)
+    def test_an_entry_of_the_users_in_a_group_is_none_of_its_settings(self, entry: Any) -> None:
+        groups = [{"params": [nn.Parameter(torch.ones(3))]}]
+        usual = digest_of(torch.optim.AdamW(groups))
+        assert digest_of(torch.optim.AdamW([{**groups[0], "layer_scale": entry}])) == usual
 
 
 def timed() -> FusedOptimizer:

@@ -111,7 +111,7 @@ def why_not_fused(optimizer: Any) -> str | None:
                 return f"it is {name}"
         if kind is torch.optim.SGD and not group["momentum"] and not group["weight_decay"]:
             return "SGD without momentum and decay is one call for each tensor already"
-        if any(map(_holds_tensor, (v for k, v in group.items() if k != "params"))):
+        if any(map(_holds_tensor, (v for k, v in group.items() if k in optimizer.defaults))):
             return "a setting of it is a tensor"
         if not all(map(_is_plain, group["params"])):
             return "not all of its parameters are plain 32-bit or 64-bit tensors on the CPU"
