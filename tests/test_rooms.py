@@ -101,6 +101,8 @@ PRIVATE_TORCH = {
     "swap.inductor_probes": {"torch._inductor"},
     # How its C++ compiler is got ready.
     "swap.cpp_beside": {"torch._inductor"},
+    # How it writes the loops of its C++ code.
+    "swap.loop_errors": {"torch._inductor", "_lines"},
     # Where its C++ compiler writes.
     "swap.whole_files": {"torch._inductor"},
     # Which operations its C++ code can call.

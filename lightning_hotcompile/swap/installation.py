@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
+from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.whole_files import WholeFiles
@@ -88,11 +89,13 @@ class Installation:
         self.in_place = False
 
     @cached_property
-    def _torch_settings(self) -> Sequence[KeepsBuffers | ProbesAsNeeded | WholeFiles | EarlyToolchain]:
+    def _torch_settings(
+        self,
+    ) -> Sequence[KeepsBuffers | ProbesAsNeeded | WholeFiles | RaisesAfterLoops | EarlyToolchain]:
         """What torch does otherwise meanwhile; where graphs are collected no compiler is at work."""
         if self._config.backend != "inductor" or self.witness.collect is not None:
             return (KeepsBuffers(),)
-        return (KeepsBuffers(), ProbesAsNeeded(), WholeFiles(), self._toolchain)
+        return (KeepsBuffers(), ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), self._toolchain)
 
     def _swap(self, region: Region) -> SwappedRegion:
         dynamic = self._config.dynamic if isinstance(self._config.dynamic, bool) else None

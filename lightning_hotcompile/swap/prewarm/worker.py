@@ -17,6 +17,7 @@ from lightning_hotcompile.swap.cpp_beside import start_toolchain
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
+from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_found, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
 from lightning_hotcompile.swap.whole_files import WholeFiles
@@ -60,7 +61,7 @@ def main(folder: Path) -> None:
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
-    with ProbesAsNeeded(), WholeFiles():
+    with ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops():
         for line in sys.stdin:
             report(folder, line.strip(), work_named(folder, line.strip()))
 
