@@ -101,7 +101,7 @@ def test_put_again_the_same_step_finds_its_compiled_code_and_another_one_does_no
 
     def runs_of(lane: Lane) -> int:
         before = installation.witness.total_runs
-        installation.put({})
+        installation.put()
         installation.gate.open(lane)
         torch.testing.assert_close(model.training_step(batch, 0), factor * model.loss(batch))
         installation.gate.close()

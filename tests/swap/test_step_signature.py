@@ -185,7 +185,7 @@ def assert_is_as_before(model: Net) -> None:
     expected = model.training_step(batch, 0)
     installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
     for lane in (Lane.EAGER, Lane.COMPILE, Lane.REUSE):
-        installation.put({})
+        installation.put()
         assert {k: v for k, v in seen(model).items() if before[k] is not None} == {
             k: v for k, v in before.items() if v is not None
         }
@@ -203,7 +203,7 @@ def test_a_method_of_the_class_looks_as_before(kind: Callable[[Step], type[Net]]
     model = kind(decorate)()
     before = seen(model)
     installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
-    installation.put({})
+    installation.put()
     assert "training_step" in vars(model)
     assert seen(model) == before
     installation.take_out()
