@@ -94,10 +94,6 @@ class Moves:
         if facts.ratio is not None and transition.state == leader.state:
             leader.looks += 1  # looked at and not decided; a decision waits for the others
         if agreed is None:
-            # Within the flip an action need not change the phase: all ranks install at this batch.
-            if together.state.phase is Phase.FLIPPING and transition.state.phase is Phase.FLIPPING:
-                self._perform(leader, transition, facts)
-                self._wait_until_all_have_compiled(leader, transition.action, steps)
             return
         self._leader = leader
         self._perform_as_agreed(leader, transition, facts, agreed)

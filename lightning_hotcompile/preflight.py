@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lightning.pytorch import Callback as LightningCallback
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile import trainer_facts
 from lightning_hotcompile.config import HotCompileConfig
@@ -57,9 +56,9 @@ def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
     return trainer_facts.why_not_supported(trainer, module)
 
 
-def why_not_this_one(trainer: Trainer, callback: LightningCallback) -> str | None:
+def why_not_this_one(trainer: Trainer, callback: Callback) -> str | None:
     """Why another HotCompile of the same Trainer does the work, or ``None``."""
-    callbacks: list[LightningCallback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     others = [c for c in callbacks if hasattr(c, "from_environment") and c is not callback]
     from_environment = _from_environment(callback)
     if from_environment and not all(map(_from_environment, others)):
@@ -82,7 +81,7 @@ def why_not_this_stage(trainer: Trainer, config: HotCompileConfig, stage: str) -
     return None
 
 
-def _from_environment(callback: LightningCallback) -> bool:
+def _from_environment(callback: Callback) -> bool:
     return bool(getattr(callback, "from_environment", False))
 
 

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from lightning_hotcompile.swap.replaced import Replacement, Replaces
+
 _CHECK = "TORCH_CHECK("
 _BEFORE = "std::atomic<bool> hotcompile_failed{false}; std::exception_ptr hotcompile_error;"
 _CATCH = "catch (...) { if (!hotcompile_failed.exchange(true)) hotcompile_error = std::current_exception(); }"
@@ -28,63 +30,19 @@ class _Group(threading.local):
     now: Any = None
 
 
-class _Replaced:
-    """How torch writes loops: replaced by the first who wants that, given back by the last, of any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._undo: Callable[[], None] | None = None
-
-    def enter(self) -> None:
-        """One more wants it."""
-        # Not at the top: a run without a flip does not owe the compiler's import.
-        from torch._inductor.codegen import cpp
-
-        with self._lock:
-            self._users += 1
-            if self._undo is None and _is_known(cpp):
-                self._undo = _replace(cpp)
-
-    def leave(self) -> None:
-        """One wants it no longer."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._undo is not None:
-                self._undo()
-                self._undo = None
-
-
-_REPLACED = _Replaced()
-
-
-class RaisesAfterLoops:
-    """While any is entered, code that Inductor writes keeps the first error of a loop until its end.
-
-    Each turn of the loop is left where its check fails, so nothing is read or written by a wrong index.
-    Nothing happens where this torch writes its loops in another way.
-    """
-
-    def __init__(self) -> None:
-        self._is_entered = False
-
-    def __enter__(self) -> None:
-        if not self._is_entered:
-            _REPLACED.enter()
-            self._is_entered = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_entered:
-            self._is_entered = False
-            _REPLACED.leave()
-
-
 def _is_known(cpp: Any) -> bool:
     found: list[Any] = [getattr(getattr(cpp, owner, None), name, None) for owner, name in _NEEDED]
     return all(found) and list(inspect.signature(found[-1]).parameters) == ["self", "code"]
 
 
-def _replace(cpp: Any) -> Callable[[], None]:
+def _replace() -> Callable[[], None] | None:
+    # Not at the top: a run without a flip does not owe the compiler's import.
+    from torch._inductor.codegen import cpp
+
+    return _replace_in(cpp) if _is_known(cpp) else None
+
+
+def _replace_in(cpp: Any) -> Callable[[], None]:
     group = _Group()
     finalize_kernel, codegen_group, gen_body = (getattr(getattr(cpp, o), name) for o, name in _NEEDED)
 
@@ -127,3 +85,13 @@ def _replace(cpp: Any) -> Callable[[], None]:
                 setattr(getattr(cpp, owner), name, function)
 
     return undo
+
+
+class RaisesAfterLoops(Replaces):
+    """While any is entered, code that Inductor writes keeps the first error of a loop until its end.
+
+    Each turn of the loop is left where its check fails, so nothing is read or written by a wrong index.
+    Nothing happens where this torch writes its loops in another way.
+    """
+
+    replacement = Replacement(_replace)

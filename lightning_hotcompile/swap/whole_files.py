@@ -15,64 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightning_hotcompile.swap.replaced import Replacement, Replaces
+
 UNFINISHED = ".part"
 
 _ELF_HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")  # of 64 bits, little-endian
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
 
-class _Replaced:
-    """The way torch builds: replaced by the first who wants that, given back by the last, of any thread."""
+def _replace() -> Callable[[], None]:
+    # Not at the top: a run without a flip does not owe the compiler's import.
+    from torch._inductor.cpp_builder import CppBuilder
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._undo: Callable[[], None] | None = None
-
-    def enter(self) -> None:
-        """One more wants it."""
-        # Not at the top: a run without a flip does not owe the compiler's import.
-        from torch._inductor.cpp_builder import CppBuilder
-
-        with self._lock:
-            self._users += 1
-            if self._undo is None:
-                self._undo = _replace(CppBuilder)
-
-    def leave(self) -> None:
-        """One wants it no longer."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._undo is not None:
-                self._undo()
-                self._undo = None
-
-
-_REPLACED = _Replaced()
-
-
-class WholeFiles:
-    """While any is entered, each build of this process writes to a file that is renamed when it is whole.
-
-    That file ends with ``.part`` and is its thread's own: torch's locks do not cover every file, and a
-    compiler may outlive the process that held one. Nothing happens where this torch does it in another way.
-    """
-
-    def __init__(self) -> None:
-        self._is_entered = False
-
-    def __enter__(self) -> None:
-        if not self._is_entered:
-            _REPLACED.enter()
-            self._is_entered = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_entered:
-            self._is_entered = False
-            _REPLACED.leave()
-
-
-def _replace(builder: Any) -> Callable[[], None]:
+    builder: Any = CppBuilder
     before = builder.build
 
     def build(self: Any) -> None:
@@ -96,6 +51,16 @@ def _replace(builder: Any) -> Callable[[], None]:
 
     builder.build = build
     return undo
+
+
+class WholeFiles(Replaces):
+    """While any is entered, each build of this process writes to a file that is renamed when it is whole.
+
+    That file ends with ``.part`` and is its thread's own: torch's locks do not cover every file, and a
+    compiler may outlive the process that held one. Nothing happens where this torch does it in another way.
+    """
+
+    replacement = Replacement(_replace)
 
 
 def is_cut_short(library: Path) -> bool:

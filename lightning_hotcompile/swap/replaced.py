@@ -1,0 +1,55 @@
+"""A way of torch's that is replaced while anybody wants that, in any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+
+class Replacement:
+    """Made for the first who wants it, undone after the last.
+
+    Args:
+        replace: makes it; returns what undoes it, ``None`` where this torch does it in another way.
+    """
+
+    def __init__(self, replace: Callable[[], Callable[[], None] | None]) -> None:
+        self._replace = replace
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: Callable[[], None] | None = None
+
+    def enter(self) -> None:
+        """One more wants it."""
+        with self._lock:
+            self._users += 1
+            if self._undo is None:
+                self._undo = self._replace()
+
+    def leave(self) -> None:
+        """One wants it no longer."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._undo is not None:
+                self._undo()
+                self._undo = None
+
+
+class Replaces:
+    """While any of a class is entered, its replacement is there; entering one twice does nothing."""
+
+    replacement: ClassVar[Replacement]
+
+    def __init__(self) -> None:
+        self._is_entered = False
+
+    def __enter__(self) -> None:
+        if not self._is_entered:
+            self.replacement.enter()
+            self._is_entered = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_entered:
+            self._is_entered = False
+            self.replacement.leave()
