@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
+from lightning_hotcompile.either_lightning import Callback
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.stage_run import StageRun
 

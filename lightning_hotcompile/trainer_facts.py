@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import Strategy
+
+from lightning_hotcompile.either_lightning import ACCUMULATION_SCHEDULERS
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
 _STRATEGIES_THAT_SHARD = ("FSDPStrategy", "ModelParallelStrategy")
@@ -94,5 +95,7 @@ def versions() -> dict[str, str]:
 
 def accumulation(trainer: Trainer) -> int:
     """Batches per optimizer step: the most of any epoch, as a callback may change it on the way."""
-    schedules = [c.scheduling for c in _callbacks(trainer) if isinstance(c, GradientAccumulationScheduler)]
+    schedules: list[dict[int, int]] = [
+        c.scheduling for c in _callbacks(trainer) if isinstance(c, ACCUMULATION_SCHEDULERS)
+    ]
     return max([trainer.accumulate_grad_batches, *(n for s in schedules for n in s.values())])

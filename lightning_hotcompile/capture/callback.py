@@ -11,12 +11,12 @@ from typing import Any
 import lightning
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch import Callback
 from torch.profiler import profile, record_function
 
 from lightning_hotcompile.capture.analysis import STEP_NAME
 from lightning_hotcompile.capture.order import REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Order, Window
 from lightning_hotcompile.capture.summary import to_json
+from lightning_hotcompile.either_lightning import Callback
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.receipt.samples import StepSamples
 from lightning_hotcompile.view.captured import Captured

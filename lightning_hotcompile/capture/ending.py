@@ -29,7 +29,7 @@ class WorkerEnded(HotCompileError):
     """
 
 
-def end_training(trainer: Any, but_for: type[Any]) -> NoReturn:
+def end_training(trainer: Any, but_for: tuple[type[Any], ...]) -> NoReturn:
     """End the training of a Trainer now; callbacks that are ``but_for`` are not told: they would save it.
 
     Raises:

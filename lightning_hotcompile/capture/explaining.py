@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 import lightning
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import Checkpoint
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
@@ -19,6 +17,7 @@ from lightning_hotcompile.capture.ending import end_training, write_whole
 from lightning_hotcompile.capture.explanation import Explanation, RegionSeen, outlook
 from lightning_hotcompile.capture.order import EXPLANATION_FILE, ExplainOrder
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.either_lightning import CHECKPOINTS, Callback
 from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
@@ -131,7 +130,7 @@ class Explain(Callback):
 
     def _end(self, trainer: pl.Trainer) -> NoReturn:
         self._write(trainer)
-        end_training(trainer, but_for=Checkpoint)
+        end_training(trainer, but_for=CHECKPOINTS)
 
     def _write(self, trainer: pl.Trainer) -> None:
         assert self._found is not None

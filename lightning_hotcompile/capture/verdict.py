@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_hotcompile.capture.ending import end_training, write_whole
 from lightning_hotcompile.capture.explaining import with_scope
 from lightning_hotcompile.capture.order import VERDICT_FILE, WorthOrder
+from lightning_hotcompile.either_lightning import CHECKPOINTS, Callback
 
 DECIDED = ("steady", "declined", "reverted")
 
@@ -77,7 +76,7 @@ class AwaitVerdict(Callback):
         if ended is None:
             return
         self._write(trainer, ended, stopped=True)
-        end_training(trainer, but_for=Checkpoint)
+        end_training(trainer, but_for=CHECKPOINTS)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The training was shorter than it would have had to be."""

@@ -15,8 +15,8 @@ import typer
 from lightning_hotcompile.cli.telling import CommandError
 
 NO_TRAINER = (
-    "the command did not train with a Trainer of 'lightning' in the environment in which this package is "
-    "installed"
+    "the command did not train with a Trainer of 'lightning' or 'pytorch_lightning' in the environment in "
+    "which this package is installed"
 )
 
 SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_hotcompile.either_lightning import lightning_base
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.covers import cover, uncover
 from lightning_hotcompile.swap.dynamo import dynamic_integers
@@ -114,7 +115,7 @@ def _make_calls(module: LightningModule) -> None:
     calls = pending[:]
     pending.clear()
     for name, args, kwargs in calls:
-        getattr(LightningModule, name)(module, *map(_as_numbers, args), **kwargs)
+        getattr(lightning_base(module), name)(module, *map(_as_numbers, args), **kwargs)
 
 
 def _as_numbers(value: Any) -> Any:
@@ -143,7 +144,7 @@ def stand_ins(module: LightningModule) -> StandIns:
 
 
 def _is_own(module: LightningModule, name: str) -> bool:
-    return getattr(getattr(module, name), "__func__", None) is not getattr(LightningModule, name)
+    return getattr(getattr(module, name), "__func__", None) is not getattr(lightning_base(module), name)
 
 
 def _at_once(module: LightningModule, name: str) -> Callable[..., Any]:
@@ -200,9 +201,8 @@ class SwappedStep(SwappedRegion):
     _compiled_of: Any = None
     """What the compiled call was made of."""
 
-    def put(self, root: torch.nn.Module) -> None:
+    def put(self, root: Any) -> None:
         """Give the module a step method of its own; ``take_out`` removes it."""
-        assert isinstance(root, LightningModule)
         (name,) = self.region.members
         ours = cover(root, {name: self._replacement(root, name)})
         # wrapped since by somebody: theirs stays, and ours is eager from now on

@@ -14,7 +14,7 @@ from lightning_hotcompile.capture.ending import TrainingEnded, WorkerEnded, end_
 def test_the_script_ends_with_exit_code_0() -> None:
     trainer = SimpleNamespace(callbacks=["a", 1])
     with pytest.raises(TrainingEnded) as ended:
-        end_training(trainer, but_for=str)
+        end_training(trainer, but_for=(str,))
     assert ended.value.code == 0
     assert trainer.callbacks == [1]
 
@@ -22,7 +22,7 @@ def test_the_script_ends_with_exit_code_0() -> None:
 def test_a_process_of_the_script_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: "the script")
     with pytest.raises(WorkerEnded, match="on purpose"):
-        end_training(SimpleNamespace(callbacks=[]), but_for=str)
+        end_training(SimpleNamespace(callbacks=[]), but_for=(str,))
 
 
 def test_a_file_is_written_whole_and_over_an_older_one(tmp_path: Path) -> None:

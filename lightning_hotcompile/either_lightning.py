@@ -1,0 +1,58 @@
+"""Lightning comes as two packages with the same code: ``lightning.pytorch`` and ``pytorch_lightning``.
+
+A script uses the classes of one of them, and this package works with either.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch
+from lightning.pytorch import LightningModule
+
+
+def _the_other_one() -> ModuleType | None:
+    try:
+        return importlib.import_module("pytorch_lightning")
+    except Exception:  # noqa: BLE001  # not installed, or too old for this torch: nobody can use it
+        return None
+
+
+_OTHER = _the_other_one()
+
+
+def _of_both(path: str) -> tuple[type[Any], ...]:
+    """A class of each package, by its path inside of it; only one where the other has none."""
+    found = []
+    for package in (lightning.pytorch, _OTHER):
+        each: Any = package
+        for name in path.split("."):
+            each = getattr(each, name, None)
+        if isinstance(each, type):
+            found.append(each)
+    return tuple(found)
+
+
+LIGHTNING_MODULES = _of_both("LightningModule")
+CHECKPOINTS = _of_both("callbacks.Checkpoint")
+ACCUMULATION_SCHEDULERS = _of_both("callbacks.GradientAccumulationScheduler")
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback as Callback
+else:
+    Callback = type("Callback", _of_both("Callback"), {"__module__": __name__})
+    Callback.__doc__ = "A callback in the eyes of both packages: their command lines look at the class."
+
+
+def lightning_base(module: LightningModule) -> type[LightningModule]:
+    """The class ``LightningModule`` that a module is derived from.
+
+    Raises:
+        TypeError: from neither.
+    """
+    for kind in type(module).__mro__:
+        if kind in LIGHTNING_MODULES:
+            return kind
+    raise TypeError(f"{type(module).__name__} is no LightningModule: derive it from one.")
