@@ -142,8 +142,10 @@ class Rounds:
 
     def _first_of(self, track: Track) -> Round | None:
         """The plan without its optimizers, if that is expected to leave the run shorter; asked once."""
-        whole = None if self._lean is None or self._was_weighed else self.now.weighing.weighed(track)
-        if whole is None or whole.net_s is None or self._lean is None:
+        if self._lean is None or self._was_weighed or not self.now.weighing.may_pay():
+            return None
+        whole = self.now.weighing.weighed(track)
+        if whole is None or whole.net_s is None:
             return None
         self._was_weighed = True
         round_ = self._make(self._lean, None)

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import cpp_beside, cpp_wrapper, layout_checks, loops
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.parity.captured import eager_forward
 
 
 def why_no_backend_can(graph_module: GraphModule) -> str | None:
@@ -79,6 +80,8 @@ def resolve_backend(
     if backend == "inductor":
         as_eager = {"fallback_random": True} if random == "eager" else {}
         return _inductor(mode, as_eager, options or {}, checks_at_once=checks_at_once)
+    if backend == "eager":  # torch's own runs checkpoints in a way that is made for tracing
+        return lambda graph_module, example_inputs: eager_forward(graph_module)
     given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
     found = torch._dynamo.lookup_backend(backend) if isinstance(backend, str) else backend
 

@@ -246,8 +246,23 @@ def graph_count() -> int:
 
 def recent_recompile_reasons(limit: int = 8) -> list[str]:
     """Why the last frames were compiled again, oldest first."""
-    reasons = [m.recompile_reason for m in get_compilation_metrics()[-limit:]]
-    return [r.strip().splitlines()[0] for r in reasons if r]
+    return [reason for compile_ in recent_compiles()[-limit:] if (reason := first_reason(compile_))]
+
+
+def recent_compiles() -> list[Any]:
+    """What Dynamo has noted on each of the last frames that it compiled, oldest first."""
+    return list(get_compilation_metrics())
+
+
+def frame_of(compile_: Any) -> str:
+    """Which piece of code one of them was of: a step with graph breaks has several."""
+    return str(compile_.compile_id).rpartition("/")[0]
+
+
+def first_reason(compile_: Any) -> str | None:
+    """Why one of them was compiled again, the first guard that failed; ``None`` for a first compile."""
+    reason: str | None = compile_.recompile_reason
+    return reason.strip().splitlines()[0] if reason else None
 
 
 def cache_hits() -> int:

@@ -49,11 +49,21 @@ class LearningRates:
                 self._held[i] = value
             group["lr"] = self._tensors[i]
 
+    @property
+    def has_zero(self) -> bool:
+        """Whether a rate is 0: compiled steps divide by it, and weights that never had a gradient are NaN."""
+        return any(_is_zero(group["lr"]) for group in self._optimizer.param_groups)
+
     def as_given(self) -> None:
         """Put the user's values back; a second call does nothing."""
         given, self._given = self._given, None
         for group, value in zip(self._optimizer.param_groups, given or (), strict=False):
             group["lr"] = value
+
+
+def _is_zero(rate: float | Tensor) -> bool:
+    """A tensor on an accelerator is not asked: the step would wait for it, and eager divides by it too."""
+    return rate == 0 if not isinstance(rate, Tensor) else rate.device.type == "cpu" and not rate.item()
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -126,6 +136,8 @@ class SwappedOptimizer(SwappedRegion):
         return with_usual_strides(p for group in self.optimizer.param_groups for p in group["params"])
 
     def _update(self, eager: Callable[[Optimizer], None], compiled: CompiledFunction) -> None:
+        if self._rates.has_zero:
+            return eager(self.optimizer)
         self._rates.as_tensors()
         try:
             with self._usual_gradients() if self._gate.lane is Lane.COMPILE else _AS_THEY_ARE:

@@ -14,7 +14,7 @@ from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graph import Graph, first_line
 from lightning_hotcompile.swap.layout_checks import LayoutChangedError
-from lightning_hotcompile.swap.parity.captured import tensors_of
+from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
 from lightning_hotcompile.swap.saved_tensors import hooks_in_use, strides_kept
@@ -67,7 +67,7 @@ class GraphAtWork:
     ) -> None:
         self._graph = graph
         # forward and not a call: a call prints a traceback if the 64-bit run is not possible
-        self._eager: CompiledFn = captured.forward
+        self._eager: CompiledFn = eager_forward(captured)
         self._compiled = compiled
         self._watch = watch
         self._neutral = neutral

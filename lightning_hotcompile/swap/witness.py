@@ -20,7 +20,8 @@ from lightning_hotcompile.swap.compilers import (
 )
 from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
 from lightning_hotcompile.swap.graph import Graph, first_line
-from lightning_hotcompile.swap.parity.captured import copy_of, count_ops
+from lightning_hotcompile.swap.moving_numbers import MovingNumbers
+from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_forward
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
 from lightning_hotcompile.swap.running import GraphAtWork, Watch
@@ -72,6 +73,7 @@ class Witness:
         self.watch = Watch(parity=parity, raise_errors=raise_errors, on_failure=on_failure)
         self._now = now
         self.graphs: list[Graph] = []
+        self.numbers = MovingNumbers()
         self.collect: Callable[[str, GraphModule, Sequence[Any]], None] | None = None
         """Where graphs go in place of being compiled; they then run as they were captured."""
 
@@ -132,8 +134,7 @@ class Witness:
         if self.collect is not None:
             with backward_with_forward():
                 self.collect(region, graph_module, example_inputs)
-            captured_only: CompiledFn = graph_module.forward
-            return captured_only
+            return eager_forward(graph_module)
         graph = Graph(region=region, n_ops=count_ops(graph_module))
         captured = copy_of(graph_module)
         start, hits = self._now(), cache_hits()
@@ -159,7 +160,8 @@ class Witness:
         """Have Dynamo run the frame as the user wrote it, where a graph must not run at all."""
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
-        if (reason := why_not_captured(graph_module)) is not None:
+        reason = self.numbers.why_not_again(region) or why_not_captured(graph_module)
+        if reason is not None:
             self.graphs.append(Graph(region=region, n_ops=count_ops(graph_module), error=reason))
             raise RuntimeError(reason)
 
@@ -184,7 +186,7 @@ def _neutral(
     except Exception as error:
         _log.debug("a graph without its random numbers was not compiled", exc_info=True)
         raise NotNeutral(f"without its random numbers it was not compiled: {first_line(error)}") from error
-    return eager.forward, compiled
+    return eager_forward(eager), compiled
 
 
 def check_backend(backend: str | CompiledFn, mode: str | None, options: Mapping[str, Any] | None) -> None:

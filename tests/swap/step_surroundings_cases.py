@@ -152,8 +152,9 @@ class Counts(Fire):
 
 
 class Average(Fire):
-    """A float that follows the loss: a constant of the graph would be a wrong one."""
+    """A float that follows the loss: a constant of the graph would be a wrong one, so it is soon given up."""
 
+    captured = None
     most_graphs = 12
     most_recompiles = 12
 
@@ -169,6 +170,9 @@ class Average(Fire):
 
 
 class FloatSchedule(Fire):
+    """A number that the step computes from itself is a constant of each graph: it is given up after a few."""
+
+    captured = None
     most_graphs = 6
     most_recompiles = 6
 

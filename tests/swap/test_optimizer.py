@@ -141,6 +141,25 @@ def test_lanes_can_change_at_each_step(kind: str) -> None:
     assert_equal_states(plain.state(), swapped.state())
 
 
+@pytest.mark.parametrize("kind", sorted(COMPILABLE))
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_rate_of_zero_moves_nothing(kind: str, groups: int) -> None:
+    """At the end of a schedule, or in a group that is frozen: also weights that never had a gradient."""
+    plain, swapped = Arm(kind, compiled=False), Arm(kind, compiled=True)
+    for arm in (plain, swapped):
+        for weight in arm.model.parameters():
+            weight.register_hook(lambda grad: torch.zeros_like(grad).copy_(grad * (grad.cumsum(0) != grad)))
+            arm.optimizer.state[weight].clear()
+    for rate in (0.01, 0.0, 0.01, 0.0):
+        for arm in (plain, swapped):
+            for group in arm.optimizer.param_groups[:groups]:
+                group["lr"] = rate
+            arm.step()
+    assert all(weight.isfinite().all() for weight in plain.model.parameters())
+    assert_equal_states(plain.state(), swapped.state())
+    assert swapped.witness.total_runs == 2, "with a rate of 0 the step is eager"
+
+
 def test_reuse_compiles_nothing() -> None:
     plain, swapped = Arm("AdamW", compiled=False), Arm("AdamW", compiled=True)
     for _ in range(3):
@@ -333,12 +352,15 @@ def test_rates_are_floats_again_after_an_error_in_the_compiled_step() -> None:
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_a_schedule_that_moves_momentum_too_is_right(kind: str) -> None:
-    arms = Arm(kind, compiled=False), Arm(kind, compiled=True)
+    arms = Arm(kind, compiled=False), Arm(kind, compiled=True, suppress_errors=True)
     for arm in arms:
         arm.scheduler = torch.optim.lr_scheduler.OneCycleLR(arm.optimizer, max_lr=0.1, total_steps=STEPS + 1)
         for _ in range(STEPS):
             arm.step()
     assert_equal_states(arms[0].state(), arms[1].state())
+    setting = "momentum" if kind == "SGD" else "betas"
+    assert setting in (arms[1].swapped.error or ""), "it is eager after a few compiles, with the reason"
+    assert len(arms[1].witness.graphs) <= 4
 
 
 @pytest.mark.xfail(strict=True, reason="betas and momentum are constants of the graph")

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import checkpoint
+
+_CONTEXT_FN = "_checkpoint_context_fn"
+"""Where Dynamo keeps, on the body of a checkpoint, what selects the activations that are kept."""
 
 
 def copy_of(graph_module: GraphModule, change: Callable[[Node], None] = lambda node: None) -> GraphModule:
@@ -20,6 +27,7 @@ def copy_of(graph_module: GraphModule, change: Callable[[Node], None] = lambda n
         change: called with each node of the copy, for example to replace its target.
     """
     copied = GraphModule(graph_module, copy.deepcopy(graph_module.graph), type(graph_module).__name__)
+    copied.meta.update(graph_module.meta)
     for name, child in list(copied.named_children()):
         if isinstance(child, GraphModule):
             setattr(copied, name, copy_of(child, change))
@@ -27,6 +35,38 @@ def copy_of(graph_module: GraphModule, change: Callable[[Node], None] = lambda n
         change(node)
     copied.recompile()
     return copied
+
+
+def eager_forward(graph_module: GraphModule) -> Callable[..., Any]:
+    """What runs a captured graph as the code would run that it was captured from.
+
+    Torch's operator for a checkpoint is made to be traced: it leaves it to the compiler that the forward
+    which is repeated draws the same random numbers. Run as it is, dropout would have another mask there.
+    """
+    parts = [part for part in graph_module.modules() if isinstance(part, GraphModule)]
+    if not any(_is_checkpoint(node) for part in parts for node in part.graph.nodes):
+        return graph_module.forward
+    return copy_of(graph_module, _keep_random_numbers).forward
+
+
+def _is_checkpoint(node: Node) -> bool:
+    return node.target is torch.ops.higher_order.tag_activation_checkpoint
+
+
+def _keep_random_numbers(node: Node) -> None:
+    if _is_checkpoint(node):
+        node.target = _checkpointed
+
+
+def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """A checkpoint as the user's call of it ran."""
+    names = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
+    settings = {name: value for name, value in kwargs.items() if name in names}
+    if _CONTEXT_FN in body.meta:
+        settings["context_fn"] = body.meta[_CONTEXT_FN]
+    settings["use_reentrant"] = False  # it was traced as one that is not
+    others = {name: value for name, value in kwargs.items() if name not in names}
+    return checkpoint(functools.partial(body.forward, **others), *args, **settings)
 
 
 def tensors_of(graph_module: GraphModule) -> list[Tensor]:

@@ -1,0 +1,60 @@
+"""Numbers that change from step to step and are constants of compiled code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from lightning_hotcompile.swap.moving_numbers import MovingNumbers
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+
+
+@pytest.mark.parametrize(
+    ("reasons", "found"),
+    [
+        (["0/1: (0.9*module.coeff) == 9.6", "0/2: (0.9*module.coeff) == 9.5"] * 2, "(0.9*module.coeff)"),
+        (["0/1: self.n == 3", "0/2: self.n == 4"], None),
+        (["0/1: self.n == 3", "0/2: self.n == 4", "0/3: self.n == -5", "0/4: self.n == 6"], None),
+        (["0/1: self.n == 1e-05", "0/2: self.n == -2.5e-06", "0/3: self.n == 0.5"], "self.n"),
+        (["0/1: self.a == 0.5", "0/2: self.b == 0.5"], None),
+        (["tensor 'x' size mismatch at index 0. expected 3, actual 4"] * 4, None),
+        (["0/1: ___check_obj_id(self.f, 94)"] * 4, None),
+    ],
+)
+def test_the_same_number_again_and_again(reasons: list[str], found: str | None) -> None:
+    numbers = MovingNumbers()
+    for reason in reasons:
+        numbers.count("one", "0", reason)
+    numbers.count("one", "1", reasons[0])  # another piece of code
+    why = numbers.why_not_again("one")
+    assert (why is None) is (found is None)
+    assert why is None or why.endswith(str(found))
+    assert numbers.why_not_again("other") is None
+
+
+class Decays(Net):
+    """A factor that the step itself lowers."""
+
+    factor = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.factor * self.loss(batch)
+        self.factor *= 0.99
+        return loss
+
+
+@pytest.mark.parametrize("threshold", [0, 3])
+def test_a_step_that_changes_its_own_number_is_eager_after_a_few_compiles(threshold: int) -> None:
+    plain, model = seeded(Decays), seeded(Decays)
+    fit(plain)
+    callback = hot(scope="step", threshold=threshold, on_error="eager", compile_optimizer=False)
+    fit(model, [callback])
+    report = callback.report
+    assert report.phase == "reverted"
+    assert "changes each step" in report.reason
+    assert report.recompiles <= 5, "Dynamo's limit is 8"
+    assert model.factor == plain.factor
+    assert_same(plain, model)
