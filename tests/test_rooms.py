@@ -110,6 +110,8 @@ PRIVATE_TORCH = {
     # Which operations its C++ code can call.
     "swap.cpp_wrapper": {"torch._inductor", "torch.utils._pytree"},
     "swap.loops": {"torch._inductor"},
+    # Which memory layout its code has for convolutions.
+    "swap.conv_layout": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
     "swap.numpy_calls": {"torch._dynamo"},
     # How it rewrites collectives.

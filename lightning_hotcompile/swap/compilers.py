@@ -12,7 +12,7 @@ import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import cpp_beside, cpp_wrapper, layout_checks, loops
+from lightning_hotcompile.swap import conv_layout, cpp_beside, cpp_wrapper, layout_checks, loops
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.parity.captured import eager_forward
 
@@ -67,8 +67,9 @@ def resolve_backend(
     With ``random="eager"`` Inductor draws its random numbers as eager does, from the same generators in
     the same order. On a CPU its kernels are called from C++, see
     :mod:`~lightning_hotcompile.swap.cpp_wrapper`, and two threads share loops from another size on, see
-    :mod:`~lightning_hotcompile.swap.loops`. With ``checks_at_once``, for graphs that autograd does not
-    run backwards (an optimizer's step), loops are shared as by default, and the code does not check the
+    :mod:`~lightning_hotcompile.swap.loops`; convolutions with large weights stay in eager's memory layout,
+    see :mod:`~lightning_hotcompile.swap.conv_layout`. With ``checks_at_once``, for graphs that autograd does
+    not run backwards (an optimizer's step), loops are shared as by default, and the code does not check the
     layout of each tensor: one call looks at all of them, see
     :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends are left as
     they are.
@@ -118,6 +119,7 @@ def _compiler(
         one_by_one = not checks_at_once or layout_checks.why_needed(graph_module, example_inputs) is not None
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
         more = {} if checks_at_once else loops.options(graph_module, example_inputs, options)
+        more |= {} if checks_at_once else conv_layout.options(graph_module, example_inputs, options)
         more |= {} if one_by_one else layout_checks.WITHOUT
         with _right_caches(graph_module):
             compiled: CompiledFn = wrapper(more)(graph_module, list(example_inputs))

@@ -254,11 +254,6 @@ def recent_compiles() -> list[Any]:
     return list(get_compilation_metrics())
 
 
-def frame_of(compile_: Any) -> str:
-    """Which piece of code one of them was of: a step with graph breaks has several."""
-    return str(compile_.compile_id).rpartition("/")[0]
-
-
 def first_reason(compile_: Any) -> str | None:
     """Why one of them was compiled again, the first guard that failed; ``None`` for a first compile."""
     reason: str | None = compile_.recompile_reason

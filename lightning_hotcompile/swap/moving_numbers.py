@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from lightning_hotcompile.swap.dynamo import first_reason, frame_of, recent_compiles
+from lightning_hotcompile.swap.dynamo import first_reason, recent_compiles
 
 _EQUALS = re.compile(r"(?P<what>.+) == -?\d+(\.\d|e-)")
 
@@ -38,7 +38,8 @@ class MovingNumbers:
             if compile_ is self._last:
                 break
             if (reason := first_reason(compile_)) is not None:
-                self.count(region, frame_of(compile_), reason)
+                # "3/1" is the second compile of one piece of code; a step with graph breaks has several
+                self.count(region, str(compile_.compile_id).partition("/")[0], reason)
 
     def count(self, region: str, frame: str, reason: str) -> None:
         """One more compile of a piece of the region's code, and its reason."""
