@@ -118,7 +118,9 @@ class StepWatch:
             if graph is not None and self._automatic:  # else the optimizers' steps are among them
                 is_typical = self._recorded_step >= _FIRST_TYPICAL
                 seconds = recorder.seconds_by_op if is_typical else None
-                self.op_statistics = OpStatistics.of(graph.counts, graph.elements_by_op, seconds)
+                self.op_statistics = OpStatistics.of(
+                    graph.counts, graph.elements_by_op, seconds, recorder.forward_ops
+                )
             self.differentiates_twice |= recorder.differentiates_twice
 
 

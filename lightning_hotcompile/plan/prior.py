@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -87,6 +87,7 @@ class OpStatistics:
         ops: Mapping[str, int],
         elements: Mapping[str, int],
         seconds: Mapping[str, float] | None = None,
+        forward: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {}),
     ) -> OpStatistics:
         """Count them.
 
@@ -94,18 +95,29 @@ class OpStatistics:
             ops: how often each operation ran, by names such as ``aten.mm.default``.
             elements: how many elements of tensors they read and made, by the same names.
             seconds: that they took, by the same names; none if it was not measured.
+            forward: how often each ran in the forward, and how often of that where Dynamo captures none. The
+                backward is taken to have the same share of these.
         """
+        light, captured = _captured(_is_light, *forward), _captured(_is_fusible, *forward)
         fusible = sum(times for op, times in ops.items() if _is_fusible(op))
         light_s, around_s = None, AROUND_S * sum(times for op, times in ops.items() if _is_light(op))
         if seconds:
-            light_s = around_s + sum(took for op, took in seconds.items() if _is_light(op))
+            light_s = light * (around_s + sum(took for op, took in seconds.items() if _is_light(op)))
         return cls(
-            fusible=fusible,
+            fusible=round(captured * fusible),
             others=sum(ops.values()) - fusible,
             batch_norm=sum(n for op, n in elements.items() if "batch_norm" in op),
             light_s=light_s,
             all_s=sum(seconds.values()) + around_s if seconds else 0.0,
         )
+
+
+def _captured(
+    counts: Callable[[str], bool], everywhere: Mapping[str, int], outside: Mapping[str, int]
+) -> float:
+    """Share of the forward's operations of one sort that Dynamo captures."""
+    n = sum(times for op, times in everywhere.items() if counts(op))
+    return 1 - sum(times for op, times in outside.items() if counts(op)) / n if n else 1.0
 
 
 def _name(op: str) -> str:

@@ -18,7 +18,7 @@ NAME = "layout_optimization"
 """Inductor's option."""
 
 LARGER = 1.5
-"""So much larger weights have to be: with 1.3 (ConvNeXt) channels last were 5% faster, with 1.7 16% slower."""
+"""So much larger weights have to be: at 1.3 (ConvNeXt) channels last were 5% faster, at 1.7 16% slower."""
 
 _CONVOLUTIONS = frozenset(
     {"conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d", "convolution", "_convolution"}

@@ -15,12 +15,15 @@ with it the digest, can then differ from step to step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from time import perf_counter
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn import Parameter
 from torch.utils._python_dispatch import (
@@ -42,10 +45,31 @@ _autograd_node = torch._C._current_autograd_node
 _AccumulateGrad = vars(torch._C._functions)["AccumulateGrad"]
 
 
+_NEVER_CAPTURED = {kind.forward.__code__ for kind in (nn.RNN, nn.LSTM, nn.GRU)}
+"""Dynamo breaks the graph there: on a CPU a GRU is dozens of small operations that no compiled code has."""
+
+
+_OWN_FRAMES, _WRAPPERS = 3, 2
+"""Frames between the look at the stack and the caller of an operation: this module's, and at most so many of
+torch's around ``__torch_dispatch__``."""
+
+
 def _in_backward() -> bool:
     """Whether autograd runs a node now: not its gradient accumulators, in whose hooks optimizers may run."""
     node = _autograd_node()
     return node is not None and node.__class__ is not _AccumulateGrad
+
+
+def _is_called_by(codes: Collection[CodeType]) -> bool:
+    """Whether one of these functions has called the operation that is dispatched now."""
+    frame: FrameType | None = sys._getframe(_OWN_FRAMES)
+    for _ in range(_WRAPPERS + 1):
+        if frame is None:
+            return False
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _describe(value: Any) -> str:
@@ -89,6 +113,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen = SeenStorages()
         self._trace: list[list[Any]] = []
         self._took: list[tuple[Any, float]] = []
+        self._forward: list[tuple[Any, bool]] = []
         self._broken = False
         self.differentiates_twice = False
         """Whether the backward was run with a graph of its own (``create_graph=True``)."""
@@ -146,6 +171,13 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         funcs = {id(func): func for func, _ in self._took}
         return {str(funcs[key]): seconds for key, seconds in by_id.items()}
 
+    @property
+    def forward_ops(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """How often each operation ran outside of the backward, and how often where Dynamo captures none."""
+        inside = Counter(func for func, is_inside in self._forward if is_inside)
+        everywhere = Counter(func for func, _ in self._forward)
+        return {str(f): n for f, n in everywhere.items()}, {str(f): n for f, n in inside.items()}
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -178,6 +210,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # In a backward the grad mode is off but for create_graph, and where checkpointing repeats a forward.
         if _in_backward() and _is_grad_enabled() and "backward" in func.__name__:
             self.differentiates_twice = True
+        elif _autograd_node() is None:
+            self._forward.append((func, _is_called_by(_NEVER_CAPTURED)))
         # Before the call: should the operation raise, what its inputs introduced is still in the trace.
         self._trace.append(tokens)
         return tokens

@@ -89,6 +89,36 @@ class TestOpStatistics:
         assert seconds["aten.pow.Tensor_Scalar"] <= light < sum(seconds.values())
         assert found.batch_norm >= 5 * images  # in and out of the forward, two in and one out of the backward
 
+    @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+    def test_what_dynamo_leaves_to_eager_gains_nothing(self, kind: type[nn.RNNBase]) -> None:
+        layer, head = kind(8, 16, num_layers=2, batch_first=True), nn.Linear(16, 3)
+        x, seconds = torch.randn(4, 30, 8), 2e-3
+        with OpRecorder() as recorder:
+            head(layer(x)[0][:, -1]).mul(2).sin().sum().backward()
+        graph = recorder.graph()
+        assert graph is not None
+        given = graph.counts, graph.elements_by_op, recorder.seconds_by_op
+        all_of_it, found = OpStatistics.of(*given), OpStatistics.of(*given, recorder.forward_ops)
+        assert all_of_it.fusible > 100
+        assert 0 < found.fusible < 20
+        assert found.light_s is not None
+        assert all_of_it.light_s is not None
+        assert found.light_s < 0.1 * all_of_it.light_s
+        expected = [PRIOR["step+fused"].speedup(seconds, ops) for ops in (all_of_it, found)]
+        assert expected[1] < 1.02 < expected[0], expected
+
+    def test_a_forward_without_such_layers_counts_whole(self) -> None:
+        with OpRecorder() as recorder:
+            nn.Linear(4, 4)(torch.ones(2, 4)).sin().sum().backward()
+        graph = recorder.graph()
+        assert graph is not None
+        everywhere, inside = recorder.forward_ops
+        assert everywhere["aten.sin.default"] == 1
+        assert "aten.cos.default" not in everywhere, "that one is in the backward"
+        assert inside == {}
+        given = graph.counts, graph.elements_by_op, recorder.seconds_by_op
+        assert OpStatistics.of(*given) == OpStatistics.of(*given, recorder.forward_ops)
+
     def test_which_operations_are_light(self) -> None:
         light = ["aten.mul.Tensor", "aten.clone.default", "aten.sum.dim_IntList", "aten._to_copy.default"]
         light += [
