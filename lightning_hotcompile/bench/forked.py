@@ -7,7 +7,6 @@ done once, in a process from which the others are forked; it does nothing but im
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import multiprocessing
 import os
@@ -72,7 +71,6 @@ def _context(module: str) -> BaseContext:
 
 def _child(module: str, arguments: list[str], environment: dict[str, str], files: tuple[str, str]) -> None:
     """In the new process, in place of the interpreter's own start."""
-    gc.freeze()  # what was imported is no garbage, and to look for it would copy each page that is shared
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
