@@ -25,12 +25,13 @@ _OTHER = _the_other_one()
 
 def _of_both(path: str) -> tuple[type[Any], ...]:
     """A class of each package, by its path inside of it; only one where the other has none."""
-    found = []
+    found: list[type[Any]] = []
     for package in (lightning.pytorch, _OTHER):
         each: Any = package
         for name in path.split("."):
             each = getattr(each, name, None)
-        if isinstance(each, type):
+        if isinstance(each, type) and not any(issubclass(other, each) for other in found):
+            found = [other for other in found if not issubclass(each, other)]  # one package stands for both
             found.append(each)
     return tuple(found)
 

@@ -199,6 +199,8 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
 
 def _never_called(proof: Proof) -> str:
     if proof.region.kind == "optimizer":
+        if proof.calls:
+            return "eager made all of its steps, with a learning rate of 0"
         return "the optimizer made no step while it was in place"
     return "it was never called through its module"
 

@@ -142,7 +142,9 @@ class Rounds:
 
     def _first_of(self, track: Track) -> Round | None:
         """The plan without its optimizers, if that is expected to leave the run shorter; asked once."""
-        if self._lean is None or self._was_weighed or not self.now.weighing.may_pay():
+        if self._lean is None or self._was_weighed or not track.hot:
+            return None
+        if not self.now.weighing.may_pay(self._lean):
             return None
         whole = self.now.weighing.weighed(track)
         if whole is None or whole.net_s is None:

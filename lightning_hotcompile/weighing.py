@@ -74,12 +74,13 @@ class Weighing:
         known = self._memory.of(track.signature)
         return known if known is not None and self._plan.name in (known.scope, *known.tried) else None
 
-    def may_pay(self) -> bool:
+    def may_pay(self, plan: CompilePlan | None = None) -> bool:
         """Whether compiling could pay if it gained very much: else no step is recorded, which takes time.
 
-        It is asked in a step, so the store is not: what this machine has taken before may be half as much.
+        Of this plan, or of another one. It is asked in a step, so the store is not: what this machine has
+        taken before may be half as much.
         """
-        step_s, plan = self._ledger.eager_step_s, self._plan
+        step_s, plan = self._ledger.eager_step_s, plan or self._plan
         if not self._config.cost_gate or step_s is None:
             return True
         left = remaining_batches(self._trainer, self._stage, step_s)

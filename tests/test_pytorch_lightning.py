@@ -96,6 +96,22 @@ def test_the_callback_is_one_of_both_packages() -> None:
     assert isinstance(callback, pl.Callback)
 
 
+@pytest.mark.parametrize("alias", ["lightning.pytorch", "broken"])
+def test_one_package_may_stand_for_both_or_be_broken(alias: str, tmp_path: Path) -> None:
+    if alias == "broken":
+        (tmp_path / "pytorch_lightning.py").write_text("raise RuntimeError('too old')", encoding="utf-8")
+    code = f"""
+import sys, lightning.pytorch
+sys.path.insert(0, {str(tmp_path)!r})
+if {alias != "broken"}:
+    sys.modules["pytorch_lightning"] = lightning.pytorch
+from lightning_hotcompile import HotCompile
+assert isinstance(HotCompile(), lightning.pytorch.Callback)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize("scope", ["step", "regions"])
 def test_it_compiles_and_logs_as_without(scope: str, tmp_path: Path) -> None:
     plain, expected = trained(tmp_path)

@@ -100,12 +100,13 @@ class OpStatistics:
         """
         light, captured = _captured(_is_light, *forward), _captured(_is_fusible, *forward)
         fusible = sum(times for op, times in ops.items() if _is_fusible(op))
+        others = sum(ops.values()) - fusible
         light_s, around_s = None, AROUND_S * sum(times for op, times in ops.items() if _is_light(op))
         if seconds:
             light_s = light * (around_s + sum(took for op, took in seconds.items() if _is_light(op)))
         return cls(
             fusible=round(captured * fusible),
-            others=sum(ops.values()) - fusible,
+            others=round(_captured(lambda op: not _is_fusible(op), *forward) * others),
             batch_norm=sum(n for op, n in elements.items() if "batch_norm" in op),
             light_s=light_s,
             all_s=sum(seconds.values()) + around_s if seconds else 0.0,

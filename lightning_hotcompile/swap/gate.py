@@ -32,6 +32,9 @@ class Gate:
     def __init__(self, *, suppress_errors: bool = True) -> None:
         self.suppresses_errors = suppress_errors
         self.failures: list[BaseException] = []
+        self.steps = 0
+        """That it was opened for."""
+
         self._context: contextlib.AbstractContextManager[None] | None = None
         self.lane = Lane.EAGER
         self.left_out: frozenset[str] = frozenset()  # regions that run eagerly on any lane
@@ -46,6 +49,7 @@ class Gate:
         if self._context is not None:
             self.close()
         self.left_out = left_out
+        self.steps += 1
         if lane is Lane.COMPILE:
             context = compiling_allowed(
                 suppress_errors=self.suppresses_errors, on_failure=self.failures.append

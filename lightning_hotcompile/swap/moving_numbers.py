@@ -12,49 +12,62 @@ from collections import Counter
 
 from lightning_hotcompile.swap.dynamo import first_reason, recent_compiles
 
-_EQUALS = re.compile(r"(?P<what>.+) == -?\d+(\.\d|e-)")
+_EQUALS = re.compile(r"(?P<what>\S.*?) == -?(\d+\.\d|\d+e[-+]|inf|nan)")
+MOVES = "a number that is a constant of the code has another value each time"
+_COMMENT = "#"
+"""After the guard comes the user's line of code, as a comment."""
 
 _MOST = 2
-"""Compiles for one more value of the same number, after which there will be others. Not of an integer: what
-counts or is drawn may have a few values only, each with code of its own.
+"""Steps with a compile for one more value of the same number, after which there will be others. Not of an
+integer: what counts or is drawn may have a few values only, each with code of its own.
 """
 
 
 class MovingNumbers:
-    """Counts, for each region, the compiles whose reason was another value of the same number."""
+    """Counts, for each region, the steps that compiled since the same number had another value.
+
+    Several compiles in one step count once: blocks that share their code may differ in such a number.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._last_step: dict[tuple[str, str, str], int] = {}
         self._found: dict[str, str] = {}
-        self._last = self._newest()
 
-    def begin(self) -> None:
-        """A call begins that may compile."""
-        self._last = self._newest()
+    @staticmethod
+    def newest() -> object:
+        """What :meth:`look` begins after."""
+        return next(reversed(recent_compiles()), None)
 
-    def end(self, region: str) -> None:
-        """It has ended: look at what was compiled, and why."""
+    def look(self, region: str, step: int, newest: object) -> None:
+        """A call has ended that may have compiled: what was compiled since, and why.
+
+        Args:
+            region: whose call it was.
+            step: a number that is another one in each step.
+            newest: before the call.
+        """
         for compile_ in reversed(recent_compiles()):
-            if compile_ is self._last:
+            if compile_ is newest:
                 break
             if (reason := first_reason(compile_)) is not None:
                 # "3/1" is the second compile of one piece of code; a step with graph breaks has several
-                self.count(region, str(compile_.compile_id).partition("/")[0], reason)
+                self.count(region, step, str(compile_.compile_id).partition("/")[0], reason)
 
-    def count(self, region: str, frame: str, reason: str) -> None:
+    def count(self, region: str, step: int, frame: str, reason: str) -> None:
         """One more compile of a piece of the region's code, and its reason."""
-        if (found := _EQUALS.search(reason)) is None:
+        if (found := _EQUALS.search(reason.partition(_COMMENT)[0])) is None:
             return
         what = found["what"].split(": ")[-1]
-        self._counts[region, frame, what] += 1
-        if self._counts[region, frame, what] >= _MOST:
+        key = (region, frame, what)
+        if self._last_step.get(key) == step:
+            return
+        self._last_step[key] = step
+        self._counts[key] += 1
+        if self._counts[key] >= _MOST:
             self._found[region] = what
 
     def why_not_again(self, region: str) -> str | None:
         """Why no more is to be compiled for a region, or ``None``."""
         what = self._found.get(region)
-        return None if what is None else f"a number that is a constant of the code changes each step: {what}"
-
-    @staticmethod
-    def _newest() -> object:
-        return next(reversed(recent_compiles()), None)
+        return None if what is None else f"{MOVES}: {what}"

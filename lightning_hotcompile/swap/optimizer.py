@@ -51,7 +51,10 @@ class LearningRates:
 
     @property
     def has_zero(self) -> bool:
-        """Whether a rate is 0: compiled steps divide by it, and weights that never had a gradient are NaN."""
+        """Whether a rate is 0, or so small that 32 bits have no normal number for it.
+
+        Compiled steps divide by it, and weights that never had a gradient would become NaN.
+        """
         return any(_is_zero(group["lr"]) for group in self._optimizer.param_groups)
 
     def as_given(self) -> None:
@@ -63,7 +66,9 @@ class LearningRates:
 
 def _is_zero(rate: float | Tensor) -> bool:
     """A tensor on an accelerator is not asked: the step would wait for it, and eager divides by it too."""
-    return rate == 0 if not isinstance(rate, Tensor) else rate.device.type == "cpu" and not rate.item()
+    if isinstance(rate, Tensor) and rate.device.type != "cpu":
+        return False
+    return abs(float(rate)) < torch.finfo(torch.float32).tiny
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -137,6 +142,7 @@ class SwappedOptimizer(SwappedRegion):
 
     def _update(self, eager: Callable[[Optimizer], None], compiled: CompiledFunction) -> None:
         if self._rates.has_zero:
+            self.calls += 1
             return eager(self.optimizer)
         self._rates.as_tensors()
         try:

@@ -45,7 +45,7 @@ _autograd_node = torch._C._current_autograd_node
 _AccumulateGrad = vars(torch._C._functions)["AccumulateGrad"]
 
 
-_NEVER_CAPTURED = {kind.forward.__code__ for kind in (nn.RNN, nn.LSTM, nn.GRU)}
+_NEVER_CAPTURED = {getattr(kind.forward, "__code__", None) for kind in (nn.RNN, nn.LSTM, nn.GRU)}
 """Dynamo breaks the graph there: on a CPU a GRU is dozens of small operations that no compiled code has."""
 
 
@@ -60,7 +60,7 @@ def _in_backward() -> bool:
     return node is not None and node.__class__ is not _AccumulateGrad
 
 
-def _is_called_by(codes: Collection[CodeType]) -> bool:
+def _is_called_by(codes: Collection[CodeType | None]) -> bool:
     """Whether one of these functions has called the operation that is dispatched now."""
     frame: FrameType | None = sys._getframe(_OWN_FRAMES)
     for _ in range(_WRAPPERS + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,7 +57,30 @@ def plain(block: nn.Module, x: Tensor, **settings: Any) -> Tensor:
     return y * 2
 
 
-@pytest.mark.parametrize("call", [plain, nested], ids=["plain", "nested"])
+def under_autocast(block: nn.Module, x: Tensor, **settings: Any) -> Tensor:
+    def body(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y: Tensor = block(x)
+        return y
+
+    y: Tensor = checkpoint(body, x, **settings)
+    return y
+
+
+def depth_of_autocast() -> int:
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth
+
+
+@pytest.fixture(autouse=True)
+def autocast_is_left() -> Iterator[None]:
+    before = depth_of_autocast()
+    yield
+    assert depth_of_autocast() == before
+
+
+@pytest.mark.parametrize("call", [plain, nested, under_autocast], ids=["plain", "nested", "autocast"])
 @pytest.mark.parametrize("settings", list(SETTINGS.values()), ids=list(SETTINGS))
 def test_a_captured_graph_run_eagerly_repeats_the_same_forward(
     settings: dict[str, Any], call: Callable[..., Tensor]
