@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.moving_numbers import MOVES
 from lightning_hotcompile.swap.witness import Witness
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
@@ -70,9 +71,11 @@ class Anneals(Net):
 @pytest.mark.slow
 def test_a_training_with_a_number_that_is_annealed_is_as_without() -> None:
     models: list[pl.LightningModule] = []
-    callback = hot(backend="inductor", scope="step", store=None)
+    callback = hot(backend="inductor", scope="step", store=None, on_error="eager")
     for callbacks in ([], [callback]):
         models.append(seeded(Anneals))
         fit(models[-1], callbacks, max_steps=30, max_epochs=-1)
-    assert any(region.proven for region in callback.report.regions), callback.report.to_text()
+    (step,) = [region for region in callback.report.regions if region.kind == "step"]
+    assert 1 < step.runs <= step.graphs <= 4, "clamp needs a plain number: it is soon given up"
+    assert step.note == f"{MOVES}: module.limit"
     assert_same(*models)
