@@ -20,6 +20,9 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
 from lightning_hotcompile.swap.witness import Witness
 
+_SMALLEST = torch.finfo(torch.float32).tiny
+"""Compiled code divides 32-bit numbers by a rate: a smaller one may be 0 there."""
+
 
 class LearningRates:
     """Learning rates as tensors while a compiled step runs, as the user's floats otherwise.
@@ -68,7 +71,7 @@ def _is_zero(rate: float | Tensor) -> bool:
     """A tensor on an accelerator is not asked: the step would wait for it, and eager divides by it too."""
     if isinstance(rate, Tensor) and rate.device.type != "cpu":
         return False
-    return abs(float(rate)) < torch.finfo(torch.float32).tiny
+    return abs(float(rate)) < _SMALLEST
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
