@@ -385,7 +385,8 @@ class WithGroups(Net):
             {"params": others, "weight_decay": 0.0, "lr": 1e-3},
         ]
         optimizer = torch.optim.AdamW(groups, lr=1e-2)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.99)
+        # up and down: the steps until the child is done are many, and a rate near 0 makes an eager update
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step % 10))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
