@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.steplog import SwappedStep
+from lightning_hotcompile.swap.vector_masks import VectorMasks
 from lightning_hotcompile.swap.whole_files import WholeFiles
 from lightning_hotcompile.swap.witness import Witness
 
@@ -91,11 +93,18 @@ class Installation:
     @cached_property
     def _torch_settings(
         self,
-    ) -> Sequence[KeepsBuffers | ProbesAsNeeded | WholeFiles | RaisesAfterLoops | EarlyToolchain]:
+    ) -> Sequence[AbstractContextManager[object]]:
         """What torch does otherwise meanwhile; where graphs are collected no compiler is at work."""
         if self._config.backend != "inductor" or self.witness.collect is not None:
             return (KeepsBuffers(),)
-        return (KeepsBuffers(), ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), self._toolchain)
+        return (
+            KeepsBuffers(),
+            ProbesAsNeeded(),
+            WholeFiles(),
+            RaisesAfterLoops(),
+            VectorMasks(),
+            self._toolchain,
+        )
 
     def _swap(self, region: Region) -> SwappedRegion:
         dynamic = self._config.dynamic if isinstance(self._config.dynamic, bool) else None
@@ -186,7 +195,7 @@ class Installation:
         self.timer.stop()
         if self.in_place:
             for setting in reversed(self._torch_settings):
-                setting.__exit__()
+                setting.__exit__(None, None, None)
         self.in_place = False
 
     def end(self) -> None:
