@@ -105,6 +105,8 @@ PRIVATE_TORCH = {
     "swap.cpp_beside": {"torch._inductor"},
     # How it writes the loops of its C++ code.
     "swap.loop_errors": {"torch._inductor", "_lines"},
+    # Which loops of it threads share.
+    "swap.scatters": {"torch._inductor"},
     # How it hands over the C++ code of a kernel.
     "swap.vector_masks": {"torch._inductor"},
     # Where its C++ compiler writes.

@@ -22,6 +22,7 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.scatters import ScattersOnOneThread
 from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.vector_masks import VectorMasks
 from lightning_hotcompile.swap.whole_files import WholeFiles
@@ -103,6 +104,7 @@ class Installation:
             WholeFiles(),
             RaisesAfterLoops(),
             VectorMasks(),
+            ScattersOnOneThread(),
             self._toolchain,
         )
 

@@ -20,6 +20,7 @@ from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_found, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
+from lightning_hotcompile.swap.scatters import ScattersOnOneThread
 from lightning_hotcompile.swap.vector_masks import VectorMasks
 from lightning_hotcompile.swap.whole_files import WholeFiles
 
@@ -62,7 +63,7 @@ def main(folder: Path) -> None:
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
-    with ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), VectorMasks():
+    with ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), VectorMasks(), ScattersOnOneThread():
         for line in sys.stdin:
             report(folder, line.strip(), work_named(folder, line.strip()))
 
