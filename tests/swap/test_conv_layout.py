@@ -55,8 +55,14 @@ WIDE = net(64)
         (lambda x, w: F.conv_transpose2d(x, w), [image(1)[:1], torch.ones(3, 64, 3, 3)], AS_IN_EAGER),
         (lambda x: checkpoint(WIDE, x, use_reentrant=False), [image(6)], {}),
         (nn.Linear(64, 64), [torch.ones(1, 64)], {}),
+        (nn.Sequential(net(8), nn.GroupNorm(4, 8)), [image(32)], AS_IN_EAGER),
+        (nn.Sequential(net(8), nn.BatchNorm2d(8)), [image(32)], {}),
+        (nn.GroupNorm(4, 8), [torch.ones(2, 8, 32, 32)], {}),
     ],
-    ids=["wide", "narrow", "by keyword", "transposed", "in a checkpoint", "none"],
+    ids=[
+        *("wide", "narrow", "by keyword", "transposed", "in a checkpoint", "none"),
+        *("groups", "batches", "groups without a convolution"),
+    ],
 )
 def test_the_larger_part_decides(
     function: Callable[..., Tensor], inputs: list[Tensor], expected: dict[str, Any]
