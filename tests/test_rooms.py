@@ -106,7 +106,7 @@ PRIVATE_TORCH = {
     # How it writes the loops of its C++ code.
     "swap.loop_errors": {"torch._inductor", "_lines"},
     # Which loops of it threads share.
-    "swap.scatters": {"torch._inductor"},
+    "swap.scatters": {"torch._inductor", "_cache"},
     # How it hands over the C++ code of a kernel.
     "swap.vector_masks": {"torch._inductor"},
     # Where its C++ compiler writes.

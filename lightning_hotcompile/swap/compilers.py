@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import conv_layout, cpp_beside, cpp_wrapper, layout_checks, loops
+from lightning_hotcompile.swap import conv_layout, cpp_beside, cpp_wrapper, layout_checks, loops, vector_masks
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.parity.captured import eager_forward
 
@@ -46,6 +47,20 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
     config: Any = torch.compiler.config
     without: contextlib.AbstractContextManager[Any] = config.patch(force_disable_caches=True)
     return without
+
+
+_WRITTEN = hashlib.sha256(vector_masks.SOURCE.encode()).hexdigest()[:8] + "-1"
+"""How code is written here; the number goes up when what :mod:`scatters` or :mod:`loop_errors` do changes."""
+
+
+def _own_keys() -> contextlib.AbstractContextManager[Any]:
+    """What a cache is asked for is code as it is written here: the compiler's own keys do not tell."""
+    config: Any = torch.compiler.config
+    tag = getattr(config, "cache_key_tag", None)
+    if tag is None:
+        return contextlib.nullcontext()
+    keys: contextlib.AbstractContextManager[Any] = config.patch(cache_key_tag=f"{tag}hotcompile-{_WRITTEN}")
+    return keys
 
 
 def backend_names() -> list[str]:
@@ -121,7 +136,7 @@ def _compiler(
         more = {} if checks_at_once else loops.options(graph_module, example_inputs, options)
         more |= {} if checks_at_once else conv_layout.options(graph_module, example_inputs, options)
         more |= {} if one_by_one else layout_checks.WITHOUT
-        with _right_caches(graph_module):
+        with _right_caches(graph_module), _own_keys():
             compiled: CompiledFn = wrapper(more)(graph_module, list(example_inputs))
         return compiled if one_by_one else layout_checks.checked(compiled, example_inputs, held)
 

@@ -8,6 +8,7 @@ order of the additions is then the same each time, too.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -18,14 +19,17 @@ from lightning_hotcompile.swap.replaced import Replacement, Replaces
 
 _ADDS = "atomic_add"
 _FLAG = "hotcompile_runs_alone"
+_STORE = ["self", "name", "index", "value", "mode"]
+_DEPTH = ["self", "max_parallel_depth", "threads"]
 _NEEDED = {
-    ("CppKernel", "store"): ["self", "name", "index", "value", "mode"],
-    ("CppVecKernel", "store"): ["self", "name", "index", "value", "mode"],
+    ("CppKernel", "decide_parallel_depth"): _DEPTH,
+    ("OuterLoopFusedKernel", "decide_parallel_depth"): _DEPTH,
+    ("CppKernel", "store"): _STORE,
+    ("CppVecKernel", "store"): _STORE,
+    ("CppTile2DKernel", "store"): _STORE,
     ("CppKernelProxy", "codegen_nodes"): ["self", "nodes"],
-    ("CppKernel", "decide_parallel_depth"): ["self", "max_parallel_depth", "threads"],
-    ("OuterLoopFusedKernel", "decide_parallel_depth"): ["self", "max_parallel_depth", "threads"],
 }
-"""What is replaced, with the names of its parameters."""
+"""What is replaced, in this order, with the names of its parameters."""
 
 
 class _Loop(threading.local):
@@ -66,7 +70,9 @@ def _replace_in(cpp: Any) -> Callable[[], None]:
         try:
             return theirs["CppKernelProxy", "codegen_nodes"](self, nodes)
         finally:
-            setattr(self, _FLAG, loop.adds)
+            if loop.adds:  # held by itself too: another thread may be the last to want this meanwhile
+                setattr(self, _FLAG, True)
+                self.decide_parallel_depth = functools.partial(depth_of("CppKernel"), self)
             loop.is_written, loop.adds = before
 
     def store_of(owner: str) -> Callable[..., Any]:
@@ -76,10 +82,12 @@ def _replace_in(cpp: Any) -> Callable[[], None]:
             if mode != _ADDS or not loop.is_written:
                 return store(self, name, index, value, mode)
             loop.adds, threads, self.num_threads = True, self.num_threads, 1
+            # Arrays that it makes of vectors come after all that is computed, which must not use them.
+            known = dict(self.cse._cache)
             try:
                 return store(self, name, index, value, mode)
             finally:
-                self.num_threads = threads
+                self.num_threads, self.cse._cache = threads, known
 
         return one_or_atomic
 
@@ -100,7 +108,7 @@ def _replace_in(cpp: Any) -> Callable[[], None]:
         setattr(getattr(cpp, owner), name, function)
 
     def undo() -> None:
-        for (owner, name), function in theirs.items():
+        for (owner, name), function in reversed(theirs.items()):
             if vars(getattr(cpp, owner))[name] is ours[owner, name]:
                 setattr(getattr(cpp, owner), name, function)
 

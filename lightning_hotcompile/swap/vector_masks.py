@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from lightning_hotcompile.swap.replaced import Replacement, Replaces
 
 _HEADER = "ATen/cpu/vec/vec_mask.h"
+_OTHERS = ("ATen/cpu/vec/vec256/vec256_mask.h", "ATen/cpu/vec/vec512/vec512_mask.h")
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 _MASK = "VecMask<"
 _NEEDED = (
@@ -61,7 +63,7 @@ inline Vectorized<float> hotcompile_load(const bool* from) {
   template <>                                                                                 \\
   inline void VecMask<float, N>::store(bool* to, int count) {                                 \\
     constexpr int each = Vectorized<float>::size();                                           \\
-    if (count == size()) {                                                                    \\
+    if (count >= size()) {                                                                    \\
       for (int i = 0; i < N; i++) hotcompile_store(to + i * each, mask_[i]);                  \\
       return;                                                                                 \\
     }                                                                                         \\
@@ -74,7 +76,7 @@ inline Vectorized<float> hotcompile_load(const bool* from) {
   inline VecMask<float, N> VecMask<float, N>::from<const bool>(const bool* from, int count) { \\
     constexpr int each = Vectorized<float>::size();                                           \\
     VectorizedN<float, N> mask;                                                               \\
-    if (count == size()) {                                                                    \\
+    if (count >= size()) {                                                                    \\
       for (int i = 0; i < N; i++) mask[i] = hotcompile_load(from + i * each);                 \\
       return mask;                                                                            \\
     }                                                                                         \\
@@ -98,8 +100,9 @@ HOTCOMPILE_MASK(2)
 #endif
 #endif
 """
-"""Put after Inductor's own header. A mask's element is set where it is not 0, as there; 2 vectors are what
-code for bfloat16 has. Other processors (and other types of masks) keep the general way."""
+"""Put after Inductor's own header. A mask's element is set where it is not 0, as there. Code may ask for more
+elements than a mask has; those are in no use. 2 vectors are what code for bfloat16 has. Other processors (and
+other types of masks) keep the general way."""
 
 
 def with_vector_masks(code: str) -> str:
@@ -115,13 +118,18 @@ def why_not_here() -> str | None:
     write = getattr(getattr(cpp, "CppScheduling", None), "define_kernel", None)
     if write is None or list(inspect.signature(write).parameters)[:2] != ["self", "src_code"]:
         return "Inductor writes its kernels in another way"
-    header = Path(torch.__file__).with_name("include") / _HEADER
+    folder = Path(torch.__file__).with_name("include")
     try:
-        text = header.read_text(encoding="utf-8")
+        general, *special = [(folder / name).read_text(encoding="utf-8") for name in (_HEADER, *_OTHERS)]
     except (OSError, ValueError) as error:
-        return f"{_HEADER} cannot be read: {error}"
-    missing = [part for part in _NEEDED if part not in text]
-    return f"{_HEADER} has no {missing[0]!r}" if missing else None
+        return f"the header {_HEADER}, or one beside it, cannot be read: {error}"
+    missing = [part for part in _NEEDED if part not in general]
+    if missing:
+        return f"{_HEADER} has no {missing[0]!r}"
+    taken = [
+        name for name, text in zip(_OTHERS, special, strict=True) if re.search(r"::(store|from)\b", text)
+    ]
+    return f"{taken[0]} has a way of its own" if taken else None
 
 
 def _replace() -> Callable[[], None] | None:

@@ -17,6 +17,7 @@ from tests.swap.test_tripwire import watched
 REPLACED = [
     (cpp.CppKernel, "store"),
     (cpp.CppVecKernel, "store"),
+    (cpp.CppTile2DKernel, "store"),
     (cpp.CppKernelProxy, "codegen_nodes"),
     (cpp.CppKernel, "decide_parallel_depth"),
     (cpp.OuterLoopFusedKernel, "decide_parallel_depth"),
@@ -90,7 +91,20 @@ def picked(x: Tensor) -> Tensor:
     return x.view(300, 64)[MANY, FEW] * x.view(300, 64)[:, FEW[:5]].sum()
 
 
-FUNCTIONS = [embedding, two_tables, added, within_rows, put, mean_of_groups, bilinear, after_softmax, picked]
+def folded(x: Tensor) -> Tensor:
+    patches = x[: 2 * 16 * 36 * 9].view(2, 16, 9, 36).permute(0, 1, 3, 2).reshape(2, 16 * 36, 9)
+    return F.fold(patches.transpose(1, 2).reshape(2, 9 * 16, 36), (8, 8), 3)
+
+
+def same_index_again(x: Tensor) -> Tensor:
+    rows = x[:4096]
+    return x.new_zeros(300).index_put((MANY,), rows.exp(), accumulate=True).sum() + x[:300][MANY].sin() * rows
+
+
+FUNCTIONS = [
+    *(embedding, two_tables, added, within_rows, put, mean_of_groups, bilinear, after_softmax, picked),
+    *(folded, same_index_again),
+]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,18 +44,32 @@ def test_code_without_a_mask_stays_as_it_is() -> None:
     )
 
 
-@pytest.mark.parametrize("header", [None, "void store(bool* b, int count = size()) {", "\x80\x81"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("vec_mask.h", None),
+        ("vec_mask.h", "void store(bool* b, int count = size()) {"),
+        ("vec_mask.h", "\x80\x81"),
+        ("vec512/vec512_mask.h", "inline void VecMask<float, 1>::store(bool* b, int count) {"),
+    ],
+    ids=["none", "one part", "no text", "specialized there"],
+)
 def test_another_header_is_left_alone(
-    header: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "include" / "ATen/cpu/vec/vec_mask.h"
-    file.parent.mkdir(parents=True)
-    if header is not None:
-        file.write_text(header, encoding="latin-1")
+    there, here = (Path(parent, "include/ATen/cpu/vec") for parent in (Path(torch.__file__).parent, tmp_path))
+    for each in ("vec_mask.h", "vec256/vec256_mask.h", "vec512/vec512_mask.h"):
+        (here / each).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(there / each, here / each)
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
     vector_masks.why_not_here.cache_clear()
     try:
-        assert "vec_mask.h" in str(vector_masks.why_not_here())
+        assert vector_masks.why_not_here() is None
+        (here / name).unlink()
+        if text is not None:
+            (here / name).write_text(text, encoding="latin-1")
+        vector_masks.why_not_here.cache_clear()
+        assert "mask.h" in str(vector_masks.why_not_here())
         before = vars(CppScheduling)["define_kernel"]
         with VectorMasks():
             assert vars(CppScheduling)["define_kernel"] is before
@@ -74,6 +89,12 @@ def pooled(x: Tensor, _: Tensor) -> tuple[Tensor, ...]:
     return (F.max_pool1d(F.relu(x)[None], 2), F.leaky_relu(x), x.clamp(-0.5, 0.5), F.hardtanh(x))
 
 
+def marked(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """An index says where the mask goes: then code stores more elements than it has."""
+    rows = torch.arange(37).flip(0)
+    return torch.zeros(37, 83, dtype=torch.bool).index_put((rows,), x > 0), x[rows].where(mask[rows], 0.0)
+
+
 def dropped(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
     return (F.dropout(x.cos(), 0.3) * mask,)
 
@@ -81,7 +102,7 @@ def dropped(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("simdlen", [None, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("function", [relu, picked, pooled, dropped])
+@pytest.mark.parametrize("function", [relu, picked, pooled, dropped, marked])
 def test_results_are_those_of_the_general_way_bit_for_bit(
     function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
     dtype: torch.dtype,
