@@ -19,7 +19,6 @@ REPLACED = [
     (cpp.CppVecKernel, "store"),
     (cpp.CppTile2DKernel, "store"),
     (cpp.CppKernelProxy, "codegen_nodes"),
-    (cpp.CppKernel, "decide_parallel_depth"),
     (cpp.OuterLoopFusedKernel, "decide_parallel_depth"),
 ]
 GENERATOR = torch.Generator().manual_seed(0)
