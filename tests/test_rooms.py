@@ -105,6 +105,8 @@ PRIVATE_TORCH = {
     "swap.cpp_beside": {"torch._inductor"},
     # How it writes the loops of its C++ code.
     "swap.loop_errors": {"torch._inductor", "_lines"},
+    # What AOTAutograd takes for operations that draw random numbers.
+    "swap.draws": {"torch._functorch", "_ops"},
     # Which loops of it threads share.
     "swap.scatters": {"torch._inductor", "_cache"},
     # How it hands over the C++ code of a kernel.

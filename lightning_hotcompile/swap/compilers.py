@@ -49,8 +49,8 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
     return without
 
 
-_WRITTEN = hashlib.sha256(vector_masks.SOURCE.encode()).hexdigest()[:8] + "-1"
-"""How code is written here; the number goes up when what :mod:`scatters` or :mod:`loop_errors` do changes."""
+_WRITTEN = hashlib.sha256(vector_masks.SOURCE.encode()).hexdigest()[:8] + "-2"
+"""How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors` or :mod:`draws` changes."""
 
 
 def _own_keys() -> contextlib.AbstractContextManager[Any]:

@@ -14,6 +14,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
+from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.dynamo import CompileTimer, KeepsBuffers, graph_break_count
 from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.graph import first_line
@@ -97,9 +98,10 @@ class Installation:
     ) -> Sequence[AbstractContextManager[object]]:
         """What torch does otherwise meanwhile; where graphs are collected no compiler is at work."""
         if self._config.backend != "inductor" or self.witness.collect is not None:
-            return (KeepsBuffers(),)
+            return (KeepsBuffers(), DrawsStaySeparate())
         return (
             KeepsBuffers(),
+            DrawsStaySeparate(),
             ProbesAsNeeded(),
             WholeFiles(),
             RaisesAfterLoops(),

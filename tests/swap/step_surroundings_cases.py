@@ -276,6 +276,21 @@ class Draws(Fire):
         return loss
 
 
+class DrawsTwiceAlike(Fire):
+    """Two views of a batch, as self-supervised training makes them."""
+
+    most_graphs = 8
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        one, other = x + 0.3 * torch.randn_like(x), x + 0.3 * torch.randn_like(x)
+        ones, others = torch.randint_like(y, 3), torch.randint_like(y, 3)
+        self.note = (ones == others).float().mean(), (one - other).detach().square().mean()
+        with torch.no_grad():
+            target = self(one)
+        return F.cross_entropy(self(other), y) + (self(other) - target).square().mean()
+
+
 class DrawsInPython(Fire):
     most_graphs = 8
     most_recompiles = 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ import torch
 
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.cpp_beside import start_toolchain
+from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
@@ -63,7 +65,10 @@ def main(folder: Path) -> None:
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
-    with ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), VectorMasks(), ScattersOnOneThread():
+    compiler = (ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), VectorMasks(), ScattersOnOneThread())
+    with contextlib.ExitStack() as settings:
+        for each in (DrawsStaySeparate(), *compiler):
+            settings.enter_context(each)
         for line in sys.stdin:
             report(folder, line.strip(), work_named(folder, line.strip()))
 

@@ -1,0 +1,87 @@
+"""Operations that draw random numbers are as many in compiled code as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._functorch import compile_utils
+
+from lightning_hotcompile.swap.compilers import resolve_backend
+from lightning_hotcompile.swap.draws import DrawsStaySeparate
+
+
+def dirichlet(x: Tensor) -> Tensor:
+    return torch._sample_dirichlet(x.detach().abs() + 0.5)
+
+
+def uniform(x: Tensor) -> Tensor:
+    return torch.empty_like(x).uniform_()
+
+
+DRAWS: list[Callable[[Tensor], Tensor]] = [torch.randn_like, torch.rand_like, dirichlet, uniform]
+
+
+def trained(function: Callable[..., Any], x: Tensor) -> list[Tensor]:
+    torch.manual_seed(5)
+    loss, difference = function(x)
+    (gradient,) = torch.autograd.grad(loss, x)
+    return [loss.detach(), difference, gradient, torch.rand(1)]
+
+
+def compiled(draw: Callable[[Tensor], Tensor], backend: str) -> tuple[list[Tensor], list[Tensor]]:
+    """What two draws alike give in eager, and compiled."""
+
+    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = draw(x), draw(x)
+        return (one * other * x.sin()).sum(), (one - other).abs().sum().detach()
+
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 1, 64).requires_grad_()
+    code = torch.compile(twice, backend=resolve_backend(backend, None, None))
+    return trained(twice, x), trained(code, x)
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_two_draws_stay_two(draw: Callable[[Tensor], Tensor], backend: str) -> None:
+    with DrawsStaySeparate():
+        eager, ours = compiled(draw, backend)
+    assert eager[1] > 0
+    torch.testing.assert_close(ours, eager)
+
+
+def test_torch_alone_takes_two_for_one() -> None:
+    """What all this is for; once torch does otherwise it can go."""
+    eager, theirs = compiled(torch.randn_like, "aot_eager")
+    assert eager[1] > 0
+    assert theirs[1] == 0
+
+
+def test_others_draws_count_by_what_they_say_of_themselves() -> None:
+    with torch.library._scoped_library("hotcompile_draws", "DEF") as library:
+        library.define("drawn(Tensor x) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+        library.define("same(Tensor x) -> Tensor")
+        with DrawsStaySeparate():
+            assert torch.ops.hotcompile_draws.drawn in compile_utils.rand_ops
+            assert torch.ops.hotcompile_draws.same not in compile_utils.rand_ops
+            assert torch.ops.aten.add not in compile_utils.rand_ops
+            assert "a method" not in compile_utils.rand_ops
+
+
+def test_the_list_is_put_back() -> None:
+    before = compile_utils.rand_ops
+    with DrawsStaySeparate(), DrawsStaySeparate():
+        assert compile_utils.rand_ops is not before
+        assert set(before) <= set(compile_utils.rand_ops)
+    assert compile_utils.rand_ops is before
+
+
+@pytest.mark.parametrize("there", [None, "another kind of list"])
+def test_nothing_happens_where_torch_has_no_such_list(monkeypatch: pytest.MonkeyPatch, there: Any) -> None:
+    monkeypatch.setattr(compile_utils, "rand_ops", there)
+    with DrawsStaySeparate():
+        assert compile_utils.rand_ops is there
