@@ -147,3 +147,51 @@ def test_a_training_is_the_one_without(scope: str) -> None:
     assert "own noise" not in callback.report.parity, "its numbers are eager's"
     assert_same(arms[0][0], arms[1][0])
     assert torch.equal(arms[0][1], arms[1][1])
+
+
+class NormedBlocks(Net):
+    """Blocks with buffers that a forward changes, each in a checkpoint."""
+
+    reentrant = False
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.normed = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()) for _ in range(2)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        for block in self.normed:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return nn.functional.cross_entropy(self(x), y)
+
+
+@pytest.mark.parametrize("scope", ["auto", "step", "regions"])
+def test_buffers_that_a_checkpoint_changes(scope: str) -> None:
+    """Eager counts each batch twice, in the forward that is repeated too."""
+    callback = hot(scope=scope)
+    plain, model = seeded(NormedBlocks), seeded(NormedBlocks)
+    make_trainer(max_epochs=1).fit(plain, loader())
+    make_trainer([callback], max_epochs=1).fit(model, loader())
+    assert_same(plain, model)
+
+
+class ReentrantOnTheBatch(NormedBlocks):
+    """No input of the checkpoint needs a gradient: eager's leaves out those of its parameters (and warns)."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        seen = x
+        for block in self.normed:
+            seen = checkpoint(block, seen, use_reentrant=True)
+        return nn.functional.cross_entropy(self(x + seen), y)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("scope", ["step", "regions"])
+def test_parameters_that_eager_gives_no_gradient(scope: str) -> None:
+    plain, model = seeded(ReentrantOnTheBatch), seeded(ReentrantOnTheBatch)
+    make_trainer(max_epochs=1).fit(plain, loader())
+    make_trainer([hot(scope=scope)], max_epochs=1).fit(model, loader())
+    assert_same(plain, model)

@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
+_HELD = "held"
+"""Which inputs of a checkpoint's body are parameters, in the copy that runs as the user's code."""
+
 _CONTEXT_FN = "_checkpoint_context_fn"
 """Where Dynamo keeps, on the body of a checkpoint, what selects the activations that are kept."""
 
@@ -56,10 +59,21 @@ def _is_checkpoint(node: Node) -> bool:
 def _keep_random_numbers(node: Node) -> None:
     if _is_checkpoint(node):
         node.target = _checkpointed
+        values = [arg.meta.get("example_value") if isinstance(arg, Node) else None for arg in node.args[1:]]
+        held = tuple(i for i, value in enumerate(values) if isinstance(value, torch.nn.Parameter))
+        node.kwargs = {**node.kwargs, _HELD: held}
 
 
 def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """A checkpoint as the user's call of it ran."""
+    """A checkpoint as the user's call of it ran.
+
+    What needs no gradient is not handed over to be saved: buffers are inputs of the body, which may change
+    them, and in the user's code nobody has saved them. A reentrant one asks for no gradients if no input of
+    it needs one; parameters are inputs in the graph only.
+    """
+    held = kwargs.pop(_HELD)
+    places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
+    left_out = bool(kwargs.get("use_reentrant")) and set(places) <= set(held)
     names = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
     settings = {name: value for name, value in kwargs.items() if name in names}
     if _CONTEXT_FN in body.meta:
@@ -68,7 +82,15 @@ def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     if "early_stop" in names:
         settings["early_stop"] = False  # to enter and to leave autocast are two operations of the body
     others = {name: value for name, value in kwargs.items() if name not in names}
-    return checkpoint(functools.partial(body.forward, **others), *args, **settings)
+
+    def run(*differentiable: Tensor) -> Any:
+        given = dict(zip(places, differentiable, strict=True))
+        return body.forward(*(given.get(i, arg) for i, arg in enumerate(args)), **others)
+
+    if left_out:
+        with torch.no_grad():
+            return run(*(args[i] for i in places))
+    return checkpoint(run, *(args[i] for i in places), **settings)
 
 
 def tensors_of(graph_module: GraphModule) -> list[Tensor]:
