@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -234,11 +233,12 @@ class HotCompile(EvaluationHooks):
         """Watch a stage, or say why not."""
         if stage not in self.config.stages:
             return
+        if stage in self._runs:
+            self._finish_all()  # a fit inside of a fit: what the outer one has in place is taken out
         if not self._runs:
             self._events.clear()
             self._events.open()
-        settle = functools.partial(self._plan, trainer, module, stage)
-        plan, reason = agree_on(settle, trainer, self.config, stage)
+        plan, reason = agree_on(lambda: self._plan(trainer, module, stage), trainer, self.config, stage)
         if reason is not None:
             rank_zero_info(f"HotCompile{'' if stage == TRAIN else f' ({stage})'}: declined: {reason}")
         if plan is None or (reason is not None and (stage != TRAIN or trainer.world_size > 1)):

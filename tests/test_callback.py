@@ -451,6 +451,23 @@ class TestLifecycle:
         assert again.report.phase == "declined"
         assert "before" in again.report.reason
 
+    def test_a_fit_inside_of_another_one_leaves_nothing_behind(self) -> None:
+        callback, inner = hot(), Net(n_block=1)
+
+        class Probes(Net):
+            def on_train_epoch_end(self) -> None:
+                if self.current_epoch == 1:
+                    make_trainer([callback], max_epochs=1).fit(inner, loader())
+
+        plain, model = Net(), Probes()
+        fit(plain)
+        fit(model, [callback])
+        for trained in (model, inner):
+            assert set(vars(trained)) == set(vars(plain))
+        fit(model, [callback], max_epochs=1)
+        assert callback.report.phase in ("settling", "steady")
+        assert set(vars(model)) == set(vars(plain))
+
 
 class TestTrainerOptions:
     @pytest.mark.parametrize("scope", ["step", "regions"])
