@@ -15,6 +15,7 @@ from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.structure import untraceable_in
 from lightning_hotcompile.weighing import Weighing
 
 SETTLING_LOOKS: tuple[int, ...] = (10, 20, 40)
@@ -162,7 +163,21 @@ class Judge:
             return Decision(go=False, reason=f"max_signatures={limit} is reached")
         if self._watch.differentiates_twice:
             return Decision(go=False, reason="create_graph=True: compiled code has no second derivative")
+        if self._config.scope in ("auto", "step") and (reason := _why_not_batch(track)) is not None:
+            return Decision(go=False, reason=reason)
         decision = (self._given if track.state.flips else None) or self._weighing.forecast(track)
         if self.decision is None or self.decision.wait or self._side.is_deciding:
             self.decision = decision
         return decision
+
+
+def _why_not_batch(track: Track) -> str | None:
+    """Why no code can be compiled that takes such a batch, or ``None``."""
+    found = next(untraceable_in(track.signature.batch), None)
+    if found is None:
+        return None
+    place, name = found
+    return (
+        f"{place} is a {name}: compiled code takes no such subclass of Tensor. "
+        "on_after_batch_transfer can make plain ones, by as_subclass(torch.Tensor)"
+    )

@@ -7,8 +7,9 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+_SUBCLASS = "Tensor as "
 _VALUE_TYPES = (bool, int, str)
 _FLAT_TYPES = (int, float, complex, str, bytes, bool, type(None))
 
@@ -32,7 +33,8 @@ def describe(value: Any, values: list[Hashable]) -> Hashable:
     Bools, ints and strings are appended to ``values``; of anything else only the type counts.
     """
     if isinstance(value, Tensor):
-        return _describe_tensor(value)
+        described = _describe_tensor(value)
+        return described if _is_traceable(type(value)) else (_SUBCLASS + type(value).__name__, described)
     if isinstance(value, (tuple, list)):
         return (type(value).__name__, *[describe(item, values) for item in value])
     if isinstance(value, Mapping):
@@ -57,6 +59,33 @@ def _describe_tensor(tensor: Tensor) -> Hashable:
     return ("Tensor", tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides)
 
 
+def _is_traceable(kind: type[Tensor]) -> bool:
+    """Whether compiled code takes tensors of this type: plain ones, and those that tell what is in them."""
+    return kind in (Tensor, nn.Parameter, nn.Buffer) or hasattr(kind, "__tensor_flatten__")
+
+
+def untraceable_in(described: Any, path: str = "batch") -> Iterator[tuple[str, str]]:
+    """Place and name of the type of each tensor of a described batch that compiled code cannot take.
+
+    A subclass of Tensor says by ``__tensor_flatten__`` which tensors it is made of; of others AOTAutograd
+    finds no operation that would take them, when the code runs for the first time.
+    """
+    if not isinstance(described, tuple) or not described:
+        return
+    name = described[0]
+    if isinstance(name, str) and name.startswith(_SUBCLASS):
+        yield path, name.removeprefix(_SUBCLASS)
+        return
+    for place, item in _members(described):
+        yield from untraceable_in(item, f"{path}.{place}")
+
+
+def _members(described: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Names, or numbers, and descriptions of what a described container holds."""
+    for index, item in enumerate(described[1:]):
+        yield (item.name, item.described) if isinstance(item, Member) else (str(index), item)
+
+
 def is_strided(described: Any) -> bool:
     """Whether this describes one ordinary tensor: not nested, not sparse."""
     return (
@@ -72,11 +101,8 @@ def shapes_in(described: Any, path: str = "batch") -> Iterator[tuple[str, tuple[
     if is_strided(described):
         yield path, described[1]
     elif isinstance(described, tuple):
-        for index, item in enumerate(described[1:]):
-            if isinstance(item, Member):
-                yield from shapes_in(item.described, f"{path}.{item.name}")
-            else:
-                yield from shapes_in(item, f"{path}.{index}")
+        for place, item in _members(described):
+            yield from shapes_in(item, f"{path}.{place}")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
