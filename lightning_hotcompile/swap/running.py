@@ -30,6 +30,9 @@ class Watch:
     """What the runs of all graphs share: what to do about wrong code, and whether to look for it."""
 
     parity: str
+    draws_as_eager: bool = False
+    """Whether what the backend makes draws eager's random numbers."""
+
     raise_errors: bool = False
     on_failure: Callable[[BaseException], None] = lambda error: None
     armed: bool = True
@@ -104,7 +107,14 @@ class GraphAtWork:
 
     def _first(self, *args: Any) -> Any:
         """Compare, then run what may be used."""
-        parity = compare(self._eager, self._compiled, args, self._held, lambda: self._neutral(args))
+        parity = compare(
+            self._eager,
+            self._compiled,
+            args,
+            self._held,
+            lambda: self._neutral(args),
+            draws_as_eager=self._watch.draws_as_eager,
+        )
         self._graph.parity = parity
         if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
             return answer(*args)

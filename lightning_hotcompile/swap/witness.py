@@ -70,7 +70,12 @@ class Witness:
         self._resolve = functools.cache(functools.partial(resolve_backend, backend, mode, options, random))
         self._counts_cache_hits = backend == "inductor"
         self._timeout = compile_timeout
-        self.watch = Watch(parity=parity, raise_errors=raise_errors, on_failure=on_failure)
+        self.watch = Watch(
+            parity=parity,
+            draws_as_eager=_draws_as_eager(backend, options, random),
+            raise_errors=raise_errors,
+            on_failure=on_failure,
+        )
         self._now = now
         self.graphs: list[Graph] = []
         self.numbers = MovingNumbers()
@@ -174,6 +179,12 @@ class Witness:
         with time_limit(self._timeout, "compile_timeout"), backward_with_forward():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
+
+
+def _draws_as_eager(backend: object, options: Mapping[str, Any] | None, random: str) -> bool:
+    """Whether a backend is known to draw eager's random numbers."""
+    of_inductor = random == "eager" and bool((options or {}).get("fallback_random", True))
+    return backend == "aot_eager" or (backend == "inductor" and of_inductor)
 
 
 def _neutral(

@@ -12,6 +12,10 @@ from torch._functorch import compile_utils
 
 from lightning_hotcompile.swap.compilers import resolve_backend
 from lightning_hotcompile.swap.draws import DrawsStaySeparate
+from lightning_hotcompile.swap.replaced import Replacement
+from tests.hot import assert_same, hot
+from tests.models import fit, seeded
+from tests.swap.step_surroundings_cases import DrawsTwiceAlike
 
 
 def dirichlet(x: Tensor) -> Tensor:
@@ -85,3 +89,13 @@ def test_nothing_happens_where_torch_has_no_such_list(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compile_utils, "rand_ops", there)
     with DrawsStaySeparate():
         assert compile_utils.rand_ops is there
+
+
+def test_where_it_cannot_be_had_such_code_is_found_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DrawsStaySeparate, "replacement", Replacement(lambda: None))
+    callback = hot(scope="step")
+    plain, model = seeded(DrawsTwiceAlike), seeded(DrawsTwiceAlike)
+    fit(plain, max_epochs=1)
+    fit(model, [callback], max_epochs=1)
+    assert_same(plain, model)
+    assert "as many random numbers" in callback.report.to_text()

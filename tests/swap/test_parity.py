@@ -89,6 +89,19 @@ class TestCompare:
         assert parity.stochastic
         assert compare(dropped, lambda x, w: (F.dropout(x @ w, 0.5) * 20,), inputs()).failed
 
+    def test_two_draws_that_became_one_do_not_hide_behind_the_noise(self) -> None:
+        def two(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return (F.dropout(x @ w, 0.5) + F.dropout(x @ w, 0.5),)
+
+        def one(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return (2 * F.dropout(x @ w, 0.5),)
+
+        parity = compare(two, one, inputs(), draws_as_eager=True)
+        assert parity.failed
+        assert "as many random numbers" in parity.reason
+        assert compare(two, one, inputs()).agrees  # numbers of a backend's own tell nothing
+        assert compare(two, two, inputs(), draws_as_eager=True).agrees
+
     def test_random_state_and_gradients_are_as_before(self) -> None:
         given = inputs()
         torch.manual_seed(3)

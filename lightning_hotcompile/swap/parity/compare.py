@@ -69,6 +69,8 @@ def compare(
     inputs: Sequence[Any],
     held: Sequence[Tensor] = (),
     neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None = None,
+    *,
+    draws_as_eager: bool = False,
 ) -> Parity:
     """Run both on clones of the same inputs, forward and backward, and compare.
 
@@ -76,7 +78,8 @@ def compare(
     by dtype, else as near to a 64-bit run as eager is. Gradients are taken with one random cotangent.
     Both start from the same seed. Where they differ and two eager runs with other seeds differ as well,
     the difference must be within that noise, and the two functions that ``neutral`` returns, the same
-    graph eager and compiled without its random numbers, must agree by the strict rule.
+    graph eager and compiled without its random numbers, must agree by the strict rule. With
+    ``draws_as_eager`` both must have drawn as many numbers as well: noise hides that two draws became one.
 
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code
@@ -93,7 +96,7 @@ def compare(
     try:
         # Hooks around the real call (activation checkpointing, offloading) are not told of these runs.
         with random_state_kept(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
-            return _Comparison(Trial(inputs, held)).between(eager, compiled, neutral)
+            return _Comparison(Trial(inputs, held), draws_as_eager).between(eager, compiled, neutral)
     except torch.OutOfMemoryError as error:
         return Parity(agrees=None, reason=f"not compared for lack of memory: {str(error).splitlines()[0]}")
     except Exception as error:  # noqa: BLE001
@@ -112,8 +115,9 @@ class _Raised(Exception):
 class _Comparison:
     """The rules, in their order."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, draws_as_eager: bool) -> None:
         self._trial = trial
+        self._draws_as_eager = draws_as_eager
 
     def between(
         self,
@@ -127,9 +131,16 @@ class _Comparison:
             agrees=True, changed=first.changed, changed_held=first.changed_held, stochastic=first.random
         )
         try:
-            difference, kinds, agrees = self._strictly(first, eager, compiled)
+            difference, kinds, agrees, as_many = self._strictly(first, eager, compiled)
             if agrees:
                 return replace(learned, error=difference)
+            if self._draws_as_eager and not as_many:
+                return replace(
+                    learned,
+                    agrees=False,
+                    error=difference,
+                    reason="does not draw as many random numbers as eager",
+                )
             noise = largest_difference(first, self._trial.run(eager, _SEEDS[1]))
             del first
             if noise > 0:
@@ -140,8 +151,13 @@ class _Comparison:
             learned, agrees=False, error=difference, reason=f"differs from eager by up to {difference:.3g}"
         )
 
-    def _strictly(self, first: Run, eager: CompiledFn, compiled: CompiledFn) -> tuple[float, bool, bool]:
-        """Largest difference, whether all has the same shape, and whether it agrees."""
+    def _strictly(
+        self, first: Run, eager: CompiledFn, compiled: CompiledFn
+    ) -> tuple[float, bool, bool, bool]:
+        """Largest difference, whether all has the same shape, whether it agrees, and draws as many numbers.
+
+        Numbers that a GPU has drawn are not counted: kernels take more of them than they use.
+        """
         with self._trial.held_put_back():
             try:
                 result = self._trial.run(compiled, _SEEDS[0], last=True)
@@ -152,7 +168,8 @@ class _Comparison:
                 raise _Raised(f"compiled code raised {type(error).__name__}: {error}") from error
             difference, kinds = largest_difference(first, result), same_kinds(first, result)
             agrees = kinds and all_agree(first, result, lambda: self._trial.run_in_64_bit(eager, _SEEDS[0]))
-        return difference, kinds, agrees
+            as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
+        return difference, kinds, agrees, as_many
 
     def _within(
         self,
@@ -188,5 +205,5 @@ class _Comparison:
             raise NotNeutral(f"its random numbers cannot be taken out ({type(error).__name__})") from error
         if first.random:
             raise NotNeutral("it has random operations that are not known")
-        worst, _, agrees = self._strictly(first, eager, compiled)
+        worst, _, agrees, _ = self._strictly(first, eager, compiled)
         return worst, agrees

@@ -23,7 +23,8 @@ class Run:
     """Outputs, gradients and (afterwards) inputs of one run of a graph.
 
     ``changed`` are the positions of the inputs that the run changed in place, ``changed_held`` those of
-    the tensors that the graph holds; ``random`` tells whether it drew random numbers.
+    the tensors that the graph holds; ``random`` tells whether it drew random numbers, and ``drawn`` is the
+    state of the CPU's generator after the forward.
     """
 
     tensors: list[Tensor]
@@ -32,6 +33,7 @@ class Run:
     changed: tuple[int, ...] = ()
     changed_held: tuple[int, ...] = ()
     random: bool = False
+    drawn: Tensor | None = None
 
 
 def flat(outputs: Any) -> Sequence[Any]:

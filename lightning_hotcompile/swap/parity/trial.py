@@ -53,7 +53,7 @@ class Trial:
         held = [] if widened else list(self._held)
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
         outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
-        random = not state.is_same(RandomState())
+        after = RandomState()
         torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
         leaves = [t for t in (*clones, *held) if isinstance(t, Tensor) and t.requires_grad]
         gradients = _gradients(outputs, leaves)
@@ -64,7 +64,8 @@ class Trial:
             inputs=[t.detach() for t in (*clones, *held) if isinstance(t, Tensor)],
             changed=tuple(i for i, c in enumerate(changed[: len(clones)]) if c),
             changed_held=tuple(i for i, c in enumerate(changed[len(clones) :]) if c),
-            random=random,
+            random=not state.is_same(after),
+            drawn=after.states[0],
         )
 
     def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
