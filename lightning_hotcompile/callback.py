@@ -186,6 +186,7 @@ class HotCompile(EvaluationHooks):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Change everything back."""
         self._finish_all()
+        self._events.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Change everything back, should a run have ended in no other way."""

@@ -1,77 +1,37 @@
-"""Switching the callback on or off without touching code: the variables HOTCOMPILE and HOTCOMPILE_*."""
+"""Switching the callback on or off without touching code.
+
+Lightning imports this for each Trainer wherever the package is installed, so it is light, and what torch's
+private names are needed for is imported only where a variable asks for it.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
+from typing import TYPE_CHECKING
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
-from lightning_hotcompile.callback import HotCompile
-from lightning_hotcompile.capture.callback import Capture
-from lightning_hotcompile.capture.explaining import Explain
-from lightning_hotcompile.capture.order import explain_order_from, order_from, worth_order_from
-from lightning_hotcompile.capture.verdict import AwaitVerdict
-from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import ConfigError
-from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.preflight import plan_for, why_idle
-from lightning_hotcompile.stages import TRAIN, remaining_batches
+from lightning_hotcompile.capture.order import EXPLAIN_VARIABLE, VARIABLE, WORTH_VARIABLE
+from lightning_hotcompile.errors import warn
 from lightning_hotcompile.switch import switch
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+_ORDERS = (VARIABLE, EXPLAIN_VARIABLE, WORTH_VARIABLE)
 
 
 def callbacks_from_environment() -> list[Callback]:
-    """The callback if ``HOTCOMPILE`` is ``auto`` or ``force``; Lightning calls this for each Trainer.
+    """The callbacks that environment variables ask for; Lightning calls this for each Trainer.
 
-    ``force`` compiles without a forecast. ``HOTCOMPILE_THRESHOLD`` and ``HOTCOMPILE_EVENT_LOG`` set the
-    options of the same name, ``HOTCOMPILE_DEBUG=1`` prints each event and shows debug messages. While
-    ``python -m lightning_hotcompile.trace`` or ``hotcompile worth`` runs the script, there is one more
-    callback, which captures or measures; under ``hotcompile explain`` there is only one, which explains.
+    There are none, and a warning, where the package cannot be imported with this torch.
 
     Raises:
         ConfigError: a variable has a value that is not allowed.
     """
-    explain = explain_order_from(os.environ)
-    if explain is not None:
-        return [Explain(explain, HotCompile, _plan, _steps_left)]
-    value, order, worth = switch(), order_from(os.environ), worth_order_from(os.environ)
-    others: list[Callback] = [Capture(order, HotCompile)] if order is not None else []
-    if worth is not None:
-        others.append(AwaitVerdict(worth, HotCompile, _steps_left))
-    if value not in ("auto", "force"):
-        return others
-    debug = os.environ.get("HOTCOMPILE_DEBUG", "") not in ("", "0")
-    if debug:
-        _show_debug_messages()
-    callback = HotCompile(
-        threshold=_threshold(),
-        cost_gate=value == "auto",
-        verbose=debug,
-        event_log=os.environ.get("HOTCOMPILE_EVENT_LOG") or None,
-    )
-    callback.from_environment = True
-    return [*others, callback]
-
-
-def _plan(
-    trainer: Trainer, module: LightningModule, config: HotCompileConfig
-) -> tuple[CompilePlan | None, str | None]:
-    return plan_for(trainer, module, config), why_idle(trainer, module)
-
-
-def _steps_left(trainer: Trainer) -> int | None:
-    return remaining_batches(trainer, TRAIN, None)
-
-
-def _show_debug_messages() -> None:
-    logger = logging.getLogger("lightning_hotcompile")
-    logger.setLevel(logging.DEBUG)
-    if not logger.hasHandlers():  # Python's last resort shows warnings only
-        logger.addHandler(logging.StreamHandler())
-
-
-def _threshold() -> int:
-    text = os.environ.get("HOTCOMPILE_THRESHOLD", "").strip() or "10"
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"HOTCOMPILE_THRESHOLD={text!r} is not allowed: give a whole number of 0 or more.")
-    return int(text)
+    if switch() in (None, "off") and not any(map(os.environ.get, _ORDERS)):
+        return []
+    try:
+        from lightning_hotcompile.asked_for import callbacks_asked_for
+    except Exception as error:  # noqa: BLE001  # a torch without a name that is looked for here
+        warn(f"HotCompile cannot be used here: {type(error).__name__}: {error}. Training goes on without it.")
+        return []
+    return callbacks_asked_for()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +178,26 @@ class TestWithTrainer:
         points = importlib.metadata.entry_points(group="lightning.pytorch.callbacks_factory")
         ours = [p for p in points if p.value.startswith("lightning_hotcompile")]
         assert {p.load() for p in ours} == {environment.callbacks_from_environment}
+
+    def test_a_trainer_without_it_imports_none_of_it(self, tmp_path: Path) -> None:
+        """A torch that has renamed a private name must not end each Trainer where this is installed."""
+        script = (
+            "import sys, warnings, lightning.pytorch as pl\n"
+            "sys.modules['lightning_hotcompile.swap.dynamo'] = None\n"
+            "with warnings.catch_warnings(record=True) as told:\n"
+            "    warnings.simplefilter('always')\n"
+            "    trainer = pl.Trainer(accelerator='cpu', logger=False)\n"
+            "print(sum('HotCompile' in type(c).__name__ for c in trainer.callbacks),"
+            " sum('HotCompile cannot be used' in str(w.message) for w in told),"
+            " 'lightning_hotcompile.callback' in sys.modules)\n"
+        )
+        for value, expected in ((None, "0 0 False"), ("off", "0 0 False"), ("auto", "0 1 False")):
+            known = {k: v for k, v in os.environ.items() if not k.startswith("HOTCOMPILE")}
+            variables = known if value is None else {**known, "HOTCOMPILE": value}
+            done = subprocess.run(
+                [sys.executable, "-c", script], env=variables, cwd=tmp_path, capture_output=True, text=True
+            )
+            assert done.stdout.strip().splitlines()[-1] == expected, done.stderr
 
     @pytest.mark.parametrize("value", ["auto", "force"])
     def test_a_trainer_gets_the_callback(

@@ -170,7 +170,7 @@ class _Look:
             return found
         installation.take_out()
         self._listening.__exit__(None, None, None)
-        failures = dict.fromkeys(map(first_line, installation.gate.failures))
+        failures = dict.fromkeys(installation.gate.failures)
         seen = tuple(self._seen(proof) for proof in installation.proofs())
         told = {region.error for region in seen}
         return replace(

@@ -7,6 +7,7 @@ import enum
 
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES
 from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.graph import first_line
 
 
 class Lane(enum.Enum):
@@ -31,7 +32,9 @@ class Gate:
 
     def __init__(self, *, suppress_errors: bool = True) -> None:
         self.suppresses_errors = suppress_errors
-        self.failures: list[BaseException] = []
+        self.failures: list[str] = []
+        """First lines: an error itself would keep the model that it passed through."""
+
         self.steps = 0
         """That it was opened for."""
 
@@ -39,6 +42,10 @@ class Gate:
         self.lane = Lane.EAGER
         self.left_out: frozenset[str] = frozenset()  # regions that run eagerly on any lane
         self.dynamic_dims = NOTHING_VARIES  # in the tensors of this step, for what is compiled in it
+
+    def failed(self, error: BaseException) -> None:
+        """Compiling failed, or what was compiled."""
+        self.failures.append(first_line(error))
 
     def takes(self, region: str) -> bool:
         """Whether compiled code of this region is to be used now."""
@@ -51,9 +58,7 @@ class Gate:
         self.left_out = left_out
         self.steps += 1
         if lane is Lane.COMPILE:
-            context = compiling_allowed(
-                suppress_errors=self.suppresses_errors, on_failure=self.failures.append
-            )
+            context = compiling_allowed(suppress_errors=self.suppresses_errors, on_failure=self.failed)
             context.__enter__()
             self._context = context
         self.lane = lane

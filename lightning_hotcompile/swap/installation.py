@@ -17,7 +17,6 @@ from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
 from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.dynamo import CompileTimer, KeepsBuffers, graph_break_count
 from lightning_hotcompile.swap.gate import Gate
-from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
@@ -81,7 +80,7 @@ class Installation:
             random=config.random,
             compile_timeout=config.compile_timeout,
             raise_errors=config.on_error == "raise",
-            on_failure=self.gate.failures.append,
+            on_failure=self.gate.failed,
         )
         self._root = root
         self._config = config
@@ -238,4 +237,4 @@ class Installation:
     def why_nothing_ran(self) -> str:
         """The best explanation for compiled code that did not run."""
         failures = self.gate.failures
-        return first_line(failures[-1]) if failures else "no graph was captured"
+        return failures[-1] if failures else "no graph was captured"

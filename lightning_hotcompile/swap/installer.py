@@ -114,7 +114,7 @@ class SwappedRegion:
         except CompilerError as error:
             if not self._gate.suppresses_errors:
                 raise
-            self._gate.failures.append(error)
+            self._gate.failed(error)
             self.error = self._witness.error_of(self.region.name) or first_line(error)
         return eager(*args, **kwargs)
 
@@ -130,7 +130,7 @@ class SwappedRegion:
         if witness.total_runs > before:
             self.fit.ran()
         elif len(witness.graphs) == graphs and (refused := self.fit.refused()) is not None:
-            self._gate.failures.append(HotCompileError(refused))
+            self._gate.failed(HotCompileError(refused))
             self.error = refused
         return result
 

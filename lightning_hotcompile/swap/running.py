@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -184,6 +185,7 @@ class GraphAtWork:
         elif self._changes_what_it_holds() and not isinstance(failure, LayoutChangedError):
             self._give_up(reason, failure)
             raise failure
+        _let_go(failure)
         answer = self._eager(*args)
         self._give_up(reason, failure)
         return answer
@@ -199,3 +201,14 @@ class GraphAtWork:
         self._instead = self._eager
         self._watch.on_failure(error)
         return self._eager
+
+
+def _let_go(error: BaseException) -> None:
+    """Free what the frames hold that it has passed through, such as buffers: eager needs the memory."""
+    chain, seen = [error], set[int]()
+    while chain:
+        each = chain.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            chain += [other for other in (each.__cause__, each.__context__) if other is not None]

@@ -12,11 +12,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor
 
 from lightning_hotcompile import HotCompile
+from lightning_hotcompile.asked_for import _plan
 from lightning_hotcompile.capture.ending import TrainingEnded
 from lightning_hotcompile.capture.explaining import Explain
 from lightning_hotcompile.capture.explanation import Explanation, explanation_from
 from lightning_hotcompile.capture.order import EXPLANATION_FILE, ExplainOrder
-from lightning_hotcompile.environment import _plan
 from tests.models import Net, fit, loader, make_trainer, seeded, weights
 
 
