@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
@@ -44,11 +45,16 @@ class Ahead:
         return Surroundings.here(accelerator=not on_cpu, processes=self._trainer.num_devices)
 
     def mark(self, record: StepRecord) -> None:
-        """Note on a step that is about to run why it is slower than usual: it is traced, or lacks threads."""
+        """Note on a step that is about to run why it is slower than usual: it is traced, or lacks threads.
+
+        The threads come back once the child is done, also where its own step never does.
+        """
         if self.prewarm is not None and self.prewarm.is_tracing:
             record.disturbed = record.stalled = True
         elif self.prewarm is not None and self.prewarm.is_slowing:
-            record.disturbed = record.slowed = True
+            is_its_own = record.phase == Phase.PREWARMING.value  # which has just looked at the child
+            if is_its_own or not self.prewarm.is_over():
+                record.disturbed = record.slowed = True
 
     def begin_prewarm(self, trace: Installation) -> None:
         """Start a child process that compiles what the step that is about to run will show.

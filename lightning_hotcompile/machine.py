@@ -117,7 +117,7 @@ def _observing(state: State, facts: Facts) -> Transition:
         return Transition(state)
     if not facts.decision.go:
         return Transition(_to(state, Phase.DECLINED, facts.decision.reason))
-    if facts.tries_besides:
+    if facts.tries_besides or facts.prewarm == "running":  # the child of another step has a part of the cores
         return Transition(state)
     if facts.prewarm == "wanted":
         prewarming = _to(state, Phase.PREWARMING, facts.decision.reason)

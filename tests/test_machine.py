@@ -57,6 +57,12 @@ STAYS: list[tuple[str, State, Facts, Action]] = [
     ("nothing is known", state(Phase.OBSERVING), Facts(), Action.NONE),
     ("it waits", state(Phase.OBSERVING), Facts(hot=True, decision=WAIT), Action.NONE),
     ("agreed on, to be prewarmed", state(Phase.PREWARMING), Facts(prewarm="wanted"), Action.PREWARM),
+    (
+        "the child of another step runs",
+        state(Phase.OBSERVING),
+        Facts(hot=True, decision=GO, prewarm="running"),
+        Action.NONE,
+    ),
     ("the child runs", state(Phase.PREWARMING), Facts(prewarm="running"), Action.NONE),
     ("in place, has not run", state(Phase.FLIPPING, flips=1), Facts(), Action.NONE),
     ("too few pairs", state(Phase.SETTLING, flips=1), Facts(compiled_steps=9), Action.NONE),
@@ -386,7 +392,7 @@ def check(before: State, facts: Facts, transition: Transition) -> None:
 def test_random_facts_never_leave_the_allowed_transitions(seed: int) -> None:
     rng = random.Random(seed)
     seen = set()
-    for _ in range(50):
+    for _ in range(100):
         now = State()
         for _ in range(30):
             facts = any_facts(rng)

@@ -118,6 +118,28 @@ def test_one_step_is_traced_and_training_goes_on_eagerly(scripted: type[Scripted
     assert {"prewarming"} <= {p.name for p in report.phases}
 
 
+def test_a_step_that_never_comes_back_gives_its_threads_back(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next kind of step waits for the child; its own steps would be no measure meanwhile."""
+    monkeypatch.setattr(scripted, "is_slowing", property(lambda self: self.looks > 0))
+    monkeypatch.setattr(scripted, "looks", 20)
+
+    class Freezes(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.inp.requires_grad_(self.global_step < 6)
+
+    callback = hot(scope="step")
+    fit(seeded(Freezes), [callback], max_epochs=6)
+    (made,) = scripted.made
+    assert made.looks <= 0
+    installed = [e["step"] for e in callback.report.events if e.get("phase") == "flipping"]
+    assert len(installed) == 1
+    assert 6 < installed[0] < 40
+    assert callback.report.phase == "steady"
+    assert callback.report.speedup is not None
+
+
 def test_a_run_that_ends_first_ends_the_child(scripted: type[Scripted]) -> None:
     scripted.looks = 10_000
     try:
