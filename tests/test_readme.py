@@ -133,7 +133,7 @@ def test_the_yaml_makes_the_callback(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_variables_are_those_of_the_code() -> None:
     variable = re.compile(r"\bHOTCOMPILE(?:_[A-Z]+)*\b")
-    places = ("environment.py", "switch.py", "store/folder.py")
+    places = ("asked_for.py", "environment.py", "switch.py", "store/folder.py")
     code = "".join((PACKAGE / name).read_text(encoding="utf-8") for name in places)
     assert set(variable.findall(README)) == set(variable.findall(code))
 
