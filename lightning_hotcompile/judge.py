@@ -77,11 +77,12 @@ class Judge:
         undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
         hot = hot and not (undecided and self._flip.batch.is_one_to_wait_after())
         look, pairs = self._is_time_to_look(track), track.interleaved
-        decision = self._decide(track) if hot and undecided else None
+        hopeless = None if hot else self._too_short(track)
+        decision = self._decide(track) if hot and undecided else hopeless
         ahead = decision is not None and decision.go and not decision.inline
         prewarm = self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off"
         return Facts(
-            hot=hot,
+            hot=hot or hopeless is not None,
             decision=decision,
             tries_besides=self._side.is_deciding,
             prewarm=prewarm,
@@ -156,6 +157,14 @@ class Judge:
         if failure is None and track.attempts >= _ATTEMPTS and not track.compiled_steps:
             return self._flip.why_nothing_ran()
         return failure
+
+    def _too_short(self, track: Track) -> Decision | None:
+        """Against compiling before it is hot: a short run pays for one look only. Ranks have to agree."""
+        if not track.is_known_soon or self._trainer.world_size > 1:
+            return None
+        found = self._weighing.too_short()
+        self.decision = found or self.decision
+        return found
 
     def _decide(self, track: Track) -> Decision:
         flipped, limit = self._watch.tracks.flipped(), self._config.max_signatures

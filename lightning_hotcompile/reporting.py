@@ -13,7 +13,7 @@ from lightning_hotcompile.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import event_to_dict
-from lightning_hotcompile.receipt.report import RegionProof, Report
+from lightning_hotcompile.receipt.report import RegionProof, Report, printed_later
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.swap.graph import Graph
 from lightning_hotcompile.swap.installation import Proof
@@ -38,7 +38,7 @@ def empty_report(
         phase=phase,
         reason=reason,
         scope=plan.name if plan else "",
-        plan=str(plan) if plan else "",
+        plan=printed_later(plan or ""),
         plan_digest=plan.digest if plan else "",
         decision="",
         steps=0,
@@ -62,7 +62,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         phase=str(state.phase),
         reason=state.reason,
         scope=session.plan.name,
-        plan=str(session.plan),
+        plan=printed_later(session.plan),
         plan_digest=session.plan.digest,
         decision=decision.reason if decision else "",
         steps=session.steps,

@@ -11,6 +11,9 @@ from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.watch.signature import StepSignature
 
+SOON = 3
+"""Steps after which it is known what a step takes: enough to tell a run that is too short for anything."""
+
 _UNITS_THAT_MAY_COMPILE = 3
 _MISSES_BEFORE_RECOMPILING = 3
 _MAX_RECOMPILE_EPISODES = 4
@@ -50,6 +53,11 @@ class Track:
     def is_waiting(self) -> bool:
         """Whether nothing can happen before it has become hot."""
         return self.is_unknown and not self.hot and self.state.phase is Phase.OBSERVING
+
+    @property
+    def is_known_soon(self) -> bool:
+        """Whether it is seen before this step how long a step takes, though it is not hot yet."""
+        return self.steps == SOON and not self.hot and self.state.phase is Phase.OBSERVING
 
     @property
     def phase(self) -> Phase:

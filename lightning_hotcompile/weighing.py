@@ -23,6 +23,7 @@ from lightning_hotcompile.plan.forecast import (
     expected_speedup,
     forecast,
     forgone_s,
+    too_short,
     worth_one_more,
 )
 from lightning_hotcompile.plan.planner import CompilePlan
@@ -77,15 +78,23 @@ class Weighing:
     def may_pay(self, plan: CompilePlan | None = None) -> bool:
         """Whether compiling could pay if it gained very much: else no step is recorded, which takes time.
 
-        Of this plan, or of another one. It is asked in a step, so the store is not: what this machine has
-        taken before may be half as much.
+        Of this plan, or of another one.
+        """
+        return self.too_short(plan) is None
+
+    def too_short(self, plan: CompilePlan | None = None) -> Decision | None:
+        """The decision against compiling in a run that could not even load the code; ``None`` if it could.
+
+        It is asked in a step, so the store is not: what this machine has taken before may be half as much.
         """
         step_s, plan = self._ledger.eager_step_s, plan or self._plan
         if not self._config.cost_gate or step_s is None:
-            return True
-        left = remaining_batches(self._trainer, self._stage, step_s)
-        cheapest_s = WARM_SHARE * assumed_compile_s(plan.regions, has_toolchain=True, mode=plan.mode)
-        return left is None or left * step_s > cheapest_s / 2
+            return None
+        return too_short(
+            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
+            step_s=step_s,
+            load_s=WARM_SHARE * assumed_compile_s(plan.regions, has_toolchain=True, mode=plan.mode),
+        )
 
     @property
     def _on_cpu(self) -> bool:

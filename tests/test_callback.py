@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_hotcompile.tracks import SOON
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
@@ -226,6 +228,25 @@ class TestGate:
         assert "not worth it" in report.reason
         assert report.regions == ()
         assert report.compile_s == 0
+
+    def test_a_run_too_short_for_anything_is_declined_before_it_is_hot(self) -> None:
+        callback = hot(cost_gate=True, threshold=10)
+        fit(seeded(Net), [callback], max_epochs=1)
+        changed = [e for e in callback.report.events if e.get("phase") == "declined"]
+        assert [e["step"] for e in changed] == [SOON]
+        assert "loading compiled code alone takes about" in callback.report.reason
+        assert callback.report.decision == callback.report.reason
+        assert "hot" not in {e["kind"] for e in callback.report.events}
+
+    def test_a_run_of_unknown_length_is_watched_until_it_is_hot(self) -> None:
+        class Batches(torch.utils.data.IterableDataset[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                return iter(loader())
+
+        callback = hot(cost_gate=True, threshold=20)
+        batches = torch.utils.data.DataLoader(Batches(), batch_size=None)
+        fit(seeded(Net), [callback], train=batches, max_epochs=1)
+        assert (callback.report.steps, callback.report.phase) == (12, "observing")
 
     def test_threshold_zero_compiles_before_the_first_step(self) -> None:
         callback = hot(threshold=0)

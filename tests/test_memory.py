@@ -107,6 +107,7 @@ def test_a_child_process_that_is_to_compile_is_in_the_forecast(
     monkeypatch.setattr(compile_cost, "TOOLCHAIN_S", 0.0)
     monkeypatch.setattr(choice.Surroundings, "here", lambda **_: around)
     monkeypatch.setattr(memory, "expected_speedup", lambda *_: 2.0)
+    monkeypatch.setattr(Ledger, "eager_step_s", 1.0)  # as if: loading the code takes 7 s
     callback = learning(tmp_path / "s", backend="inductor", scope="step", prewarm="auto", cost_gate=True)
     fit(seeded(Net), [callback], max_epochs=1, limit_train_batches=8)
     assert callback.report.phase == "declined"

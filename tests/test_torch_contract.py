@@ -1081,3 +1081,49 @@ def test_asking_for_no_code_makes_the_header_and_compiles_nothing(
         assert not list((tmp_path / "compiler").rglob("*.main.so"))
     finally:
         undo()
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_lightning_says_what_it_is_running(automatic: bool) -> None:
+    seen: dict[str, set[str | None]] = {}
+
+    def note(place: str, module: Any) -> None:
+        seen.setdefault(place, set()).add(vars(module).get("_current_fx_name"))
+
+    class Noting(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = automatic
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            note("training_step", self)
+            loss = self.loss(batch)
+            loss.register_hook(lambda _: note("backward", self))
+            if automatic:
+                return loss
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return None
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            note("validation_step", self)
+
+        def on_after_backward(self) -> None:
+            note("a hook", self)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            optimizer.register_step_pre_hook(lambda *_: note("optimizer_step", self))
+            return optimizer
+
+    class Between(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            note("a callback", pl_module)
+
+    fit(Noting(), [Between()], val=loader(), max_epochs=1)
+    assert seen["training_step"] == {"training_step"}
+    assert seen["validation_step"] == {"validation_step"}
+    assert seen["backward"] == {"backward" if automatic else "training_step"}
+    assert seen["optimizer_step"] == {"optimizer_step" if automatic else "training_step"}
+    assert seen["a hook"] == {"on_after_backward"}
+    assert seen["a callback"] == {"on_train_batch_end"}

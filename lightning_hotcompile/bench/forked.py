@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
+from lightning_hotcompile.bench.own_pages import make_pages_own
 from lightning_hotcompile.bench.runs import RunTimedOut, run_alone, sigterm_as_exit
 
 
@@ -81,6 +82,7 @@ def _child(module: str, arguments: list[str], environment: dict[str, str], files
         with open(file, "wb") as target:
             os.dup2(target.fileno(), number)
     sys.argv = [module, *arguments]
+    make_pages_own()
     importlib.import_module(module).main()
 
 

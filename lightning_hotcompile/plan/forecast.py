@@ -169,6 +169,24 @@ def forecast(
     return replace(inline, inline=True, reason=reason)
 
 
+def too_short(*, remaining_steps: int | None, step_s: float | None, load_s: float) -> Decision | None:
+    """The decision against compiling in a run that is too short for any gain; ``None`` if it is not.
+
+    It is too short if all that is left takes no longer than half of what loading compiled code does, which is
+    the least that compiled code can cost: it was fitted on one machine, another may take half as long.
+
+    Args:
+        remaining_steps: steps that are left, ``None`` if unknown.
+        step_s: seconds of an eager step, ``None`` if not measured yet.
+        load_s: seconds that loading compiled code is assumed to take.
+    """
+    if remaining_steps is None or step_s is None or remaining_steps * step_s > load_s / 2:
+        return None
+    left = f"{remaining_steps:,} steps of {_ms(step_s)} are left, in all {remaining_steps * step_s:.2g} s"
+    words = f"loading compiled code alone takes about {load_s:.1f} s"
+    return Decision(go=False, reason=f"not worth it: {left}, and {words}")
+
+
 def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Decision:
     cost = expected.cost_s
     left_s = remaining_steps * step_s

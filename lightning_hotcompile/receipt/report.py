@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 from lightning_hotcompile.receipt.rendering import report_to_markdown, report_to_text
 from lightning_hotcompile.receipt.samples import StepSample, json_with_rows
@@ -87,6 +87,26 @@ class FusedOptimizer:
         return None if self.loop_ms is None or self.fused_ms is None else self.loop_ms - self.fused_ms
 
 
+class _Printed:
+    """A field for what is a text once it is read: printing a plan takes as long as many a training step."""
+
+    def __get__(self, report: Report | None, owner: type[Report]) -> str:
+        if report is None:
+            raise AttributeError("a report has no plan of its own accord")  # so there is no default
+        found = vars(report)["plan"]
+        if not isinstance(found, str):
+            found = vars(report)["plan"] = str(found)
+        return found
+
+    def __set__(self, report: Report, found: object) -> None:
+        vars(report)["plan"] = found
+
+
+def printed_later(plan: object) -> str:
+    """For ``Report(plan=...)``: what ``str`` makes of it, once it is asked for."""
+    return cast("str", plan)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """All that a run of the callback has to tell. What was not measured is None or empty, never 0.
@@ -102,7 +122,7 @@ class Report:
     scope: str
     """What is compiled, and Inductor's mode where that is the callback's choice."""
 
-    plan: str
+    plan: str = cast("str", _Printed())
     """The plan as a printed tree."""
 
     plan_digest: str

@@ -53,8 +53,12 @@ def _expanded(folder: Path) -> Path:
     return folder
 
 
-def why_not_trusted(folder: Path) -> str | None:
+def why_not_trusted(folder: Path, *, in_trusted: bool = False) -> str | None:
     """Why nothing may be kept in this folder, or ``None`` if it can be trusted.
+
+    Args:
+        folder: to be looked at.
+        in_trusted: whether the folder that it is in was found to be trusted, and so were all above that.
 
     Raises:
         OSError: it is not there or cannot be looked at.
@@ -72,7 +76,7 @@ def why_not_trusted(folder: Path) -> str | None:
     if status.st_mode & _OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
         return f"others can write to it (mode {mode:04o}): run chmod 700 on it"
-    return _why_replaceable(folder)
+    return None if in_trusted else _why_replaceable(folder)
 
 
 def _why_replaceable(folder: Path) -> str | None:
@@ -108,17 +112,20 @@ class SafeFolder:
     def room(self, name: str) -> Path:
         """A folder inside, made with mode 0700 and checked like the store itself.
 
+        What it lies in was checked before, the store when it was opened; a room in a room is asked for
+        after that.
+
         Raises:
             StoreError: it cannot be made, written to or trusted.
         """
-        self._make(self.path / name)
+        self._make(self.path / name, in_trusted=True)
         return self.path / name
 
-    def _make(self, folder: Path) -> None:
+    def _make(self, folder: Path, *, in_trusted: bool = False) -> None:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
-            reason = why_not_trusted(folder)
+            reason = why_not_trusted(folder, in_trusted=in_trusted)
             if reason is None and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 reason = "it cannot be written to (no right to, or a read-only disk)"
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Callable
 
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES
 from lightning_hotcompile.swap.dynamo import compiling_allowed
@@ -23,15 +24,33 @@ class Lane(enum.Enum):
     """Compiled code runs; what is missing runs eagerly, so that no step stalls."""
 
 
+PARTS_OF_A_STEP = frozenset(
+    ["training_step", "validation_step", "test_step", "predict_step", "backward", "optimizer_step"]
+)
+"""What Lightning may be running when compiled code is used; between these it calls hooks."""
+
+
+def _nothing_is_known() -> None:
+    return None
+
+
 class Gate:
     """Opened for a training step and closed after it; outside of a step everything is eager.
 
     It stays open over the backward pass, since activation checkpointing runs blocks again there
-    and has to take the same way as in the forward.
+    and has to take the same way as in the forward. Callbacks before and after ours are called while it is
+    open, and so are hooks within the step: what these do with the model is no part of the step.
+
+    Args:
+        suppress_errors: whether eager answers where compiling fails.
+        running: the name of what Lightning is running, ``None`` if that is not known.
     """
 
-    def __init__(self, *, suppress_errors: bool = True) -> None:
+    def __init__(
+        self, *, suppress_errors: bool = True, running: Callable[[], str | None] = _nothing_is_known
+    ) -> None:
         self.suppresses_errors = suppress_errors
+        self._running = running
         self.failures: list[str] = []
         """First lines: an error itself would keep the model that it passed through."""
 
@@ -49,7 +68,10 @@ class Gate:
 
     def takes(self, region: str) -> bool:
         """Whether compiled code of this region is to be used now."""
-        return self.lane is not Lane.EAGER and region not in self.left_out
+        if self.lane is Lane.EAGER or region in self.left_out:
+            return False
+        running = self._running()
+        return running is None or running in PARTS_OF_A_STEP
 
     def open(self, lane: Lane, left_out: frozenset[str] = frozenset()) -> None:
         """Let a step through on this lane; a step that was left open is closed first."""

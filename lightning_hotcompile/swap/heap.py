@@ -14,6 +14,11 @@ import ctypes
 import os
 from collections.abc import Callable
 
+try:
+    import resource
+except ImportError:  # Windows, which has no glibc either
+    resource = None  # type: ignore[assignment]
+
 LARGEST = (32 << 20) - (64 << 10)
 """Bytes of a block that raises both thresholds to their most."""
 
@@ -31,8 +36,6 @@ _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD
 
 def page_faults() -> int:
     """How often this process has touched a page that the system then gave it."""
-    import resource  # not on Windows, which has no glibc either
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ class Installation:
         self, plan: CompilePlan, root: nn.Module, config: HotCompileConfig, optimizers: Sequence[Optimizer]
     ) -> None:
         self.plan = plan
-        self.gate = Gate(suppress_errors=config.on_error != "raise")
+        running = functools.partial(vars(root).get, "_current_fx_name")
+        self.gate = Gate(suppress_errors=config.on_error != "raise", running=running)
         self.timer = CompileTimer()
         self.witness = Witness(
             config.backend,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -11,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from lightning_hotcompile.bench import forked
+from lightning_hotcompile.bench import forked, own_pages
 from lightning_hotcompile.bench.forked import run_forked
 from lightning_hotcompile.bench.runs import RunTimedOut
 from tests.bench.test_runs import assert_ends, assert_signal_ends
 
 SOURCE = """
-import os, subprocess, sys, tempfile
+import os, resource, subprocess, sys, tempfile
 
 IMPORTED_IN = os.getpid()
+HELD = bytearray(os.urandom(1 << 20)) * 32
 
 def main():
     what = sys.argv[1]
@@ -32,6 +34,10 @@ def main():
         raise MemoryError("no room")
     if what == "dies":
         os.kill(os.getpid(), 9)
+    if what == "writes":
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        HELD[::resource.getpagesize()] = bytes(len(HELD) // resource.getpagesize())
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     if what == "reads":
         print(repr(sys.stdin.read()))
     if what == "waits":
@@ -78,6 +84,19 @@ def test_the_exit_code(module: str, what: str, expected: int) -> None:
 def test_its_input_is_empty(module: str) -> None:
     out, _, _ = run_forked(module, ["reads"], environment(), 60)
     assert out.splitlines()[-1] == "''"
+
+
+def test_memory_is_its_own_before_anything_is_measured(module: str) -> None:
+    out, _, _ = run_forked(module, ["writes"], environment(), 60)
+    faults, pages = int(out.splitlines()[-1]), (32 << 20) // resource.getpagesize()
+    assert faults < pages / 10 or not own_pages.make_pages_own()
+
+
+def test_a_system_that_cannot_copy_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(own_pages, "_MAPS", tmp_path / "maps")
+    assert own_pages.make_pages_own() is False
+    (tmp_path / "maps").write_text("0000000000001000-0000000000002000 rw-p 00000000 00:00 0\n", "ascii")
+    assert own_pages.make_pages_own() is False  # nothing is mapped there
 
 
 def test_after_the_limit_nothing_that_it_has_started_goes_on(module: str, tmp_path: Path) -> None:

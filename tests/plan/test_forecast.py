@@ -18,6 +18,7 @@ from lightning_hotcompile.plan.forecast import (
     expected_speedup,
     forecast,
     forgone_s,
+    too_short,
     worth_one_more,
 )
 from lightning_hotcompile.plan.prior import PRIOR, OpStatistics
@@ -59,6 +60,28 @@ def test_a_short_run_is_not_and_says_why() -> None:
     assert not decision.go
     assert decision.reason.startswith("not worth it: 50 steps of 20 ms are left")
     assert decision.expected_saving_s == pytest.approx(50 * 0.02 * (1 - 1 / SOME))
+
+
+class TestTooShort:
+    def test_what_is_left_takes_less_than_half_of_loading_the_code(self) -> None:
+        decision = too_short(remaining_steps=47, step_s=0.0011, load_s=1.2)
+        assert decision is not None
+        assert not decision.go
+        assert decision.reason == (
+            "not worth it: 47 steps of 1.1 ms are left, in all 0.052 s, and loading compiled code alone "
+            "takes about 1.2 s"
+        )
+        assert (
+            forgone_s(47 * 0.0011, expect(1.2 / WARM_SHARE, 100.0)) == 0
+        )  # nor does it count for later runs
+
+    @pytest.mark.parametrize(
+        ("remaining", "step_s"), [(600, 0.0011), (1, 10.0), (None, 0.0011), (47, None), (None, None)]
+    )
+    def test_a_longer_run_and_one_of_unknown_length_are_watched(
+        self, remaining: int | None, step_s: float | None
+    ) -> None:
+        assert too_short(remaining_steps=remaining, step_s=step_s, load_s=1.2) is None
 
 
 @pytest.mark.parametrize("remaining", [0, 1, 10, 500, 10**6])

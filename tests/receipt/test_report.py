@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import io
 import json
 import math
+import pickle
 import re
 
 import numpy as np
 import pytest
+from torch import nn
 
+from lightning_hotcompile.plan.planner import plan_compile
 from lightning_hotcompile.receipt.events import Compiled, event_to_dict
-from lightning_hotcompile.receipt.report import PhaseStats, RegionProof, Report, headline
+from lightning_hotcompile.receipt.report import PhaseStats, RegionProof, Report, headline, printed_later
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
 TREE = """plan 3fa29c1b: scope regions (24 repeated blocks)
@@ -386,3 +390,30 @@ class TestMarkdown:
     def test_line_breaks_in_a_reason_do_not_break_the_table(self) -> None:
         report = dataclasses.replace(STEADY, decision="no:\n| too | few |\n\nsteps")
         assert r"| decision | no: \| too \| few \| steps |" in report.to_markdown()
+
+
+class TestThePlan:
+    def test_it_is_printed_when_it_is_asked_for_and_once(self) -> None:
+        printed = []
+
+        class Plan:
+            def __str__(self) -> str:
+                printed.append(1)
+                return "plan: all of it"
+
+        report = dataclasses.replace(BARE, plan=printed_later(Plan()))
+        assert printed == []
+        assert report.plan == report.to_dict()["plan"] == "plan: all of it"
+        assert "all of it" in report.to_text()
+        assert printed == [1]
+
+    def test_copies_and_pickles(self) -> None:
+        plan = plan_compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), scope="regions")
+        report = dataclasses.replace(BARE, plan=printed_later(plan))
+        assert pickle.loads(pickle.dumps(report)).plan == copy.deepcopy(report).plan == str(plan)
+        assert report == dataclasses.replace(BARE, plan=str(plan))
+
+    def test_it_has_to_be_given(self) -> None:
+        given = {f.name: getattr(BARE, f.name) for f in dataclasses.fields(BARE) if f.name != "plan"}
+        with pytest.raises(TypeError, match="plan"):
+            Report(**given)
