@@ -132,10 +132,13 @@ class FusedWatch:
         self._updates = sum(each.step.updates for each in self._undecided)
 
     def _to_be_tried(self) -> Iterator[_Waiting]:
-        """All but those of which an earlier run knows that the kernel is not worth it."""
+        """All that can be, but those of which an earlier run knows that the kernel is not worth it."""
         for index, optimizer in enumerate(self._optimizers):
-            known = None if why_not_fused(optimizer) else self._memory.of(optimizer, CONFIDENCE)
             name, due = f"optimizer {index}", max(1, self._after)
+            if (reason := why_not_fused(optimizer)) is not None:
+                self._refuse(name, optimizer, reason)
+                continue
+            known = self._memory.of(optimizer, CONFIDENCE)
             if known is not None and not self._is_worth_it(known.speedup):
                 found = f"an earlier run has timed it, {_not_faster(known.speedup, self._min_speedup)}"
                 self._refused.append(f"{name} ({type(optimizer).__name__}): {found}")
@@ -146,8 +149,7 @@ class FusedWatch:
         for each in due:
             optimizer, reason = each.optimizer, why_not_fused(each.optimizer)
             if reason is not None:
-                kind = type(optimizer).__name__
-                self._refused += [f"{each.name} ({kind}): {reason}"] if kind in HAVE_FUSED else []
+                self._refuse(each.name, optimizer, reason)
                 continue
             pairs, known = PairedUnits(), each.known
             step = FusedStep(optimizer, pairs.add_unit, is_timed=known is None)
@@ -156,6 +158,10 @@ class FusedWatch:
             trial = _OnTrial(name=each.name, step=step, pairs=pairs, known=known, ratio=ratio)
             self._on_trial.append(trial)
             self._undecided.append(trial)
+
+    def _refuse(self, name: str, optimizer: Optimizer, reason: str) -> None:
+        kind = type(optimizer).__name__
+        self._refused += [f"{name} ({kind}): {reason}"] if kind in HAVE_FUSED else []
 
     def _is_worth_it(self, ratio: Ratio) -> bool:
         return ratio.verdict == "faster" and ratio.value >= self._min_speedup

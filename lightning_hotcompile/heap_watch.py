@@ -40,6 +40,11 @@ class HeapWatch:
         self._to_skip = LEFT_OUT_AT_START
         self._counts: list[int] = []
 
+    @property
+    def is_deciding(self) -> bool:
+        """Whether the page faults of the next steps say if anything is changed."""
+        return self.is_watching and self.before is None
+
     def begin_step(self) -> None:
         """A step begins."""
         self._at_start = heap.page_faults() if self.is_watching else None

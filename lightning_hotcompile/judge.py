@@ -96,6 +96,11 @@ class Judge:
             max_flips=self._config.max_flips,
         )
 
+    @property
+    def nothing_pays(self) -> bool:
+        """Whether no kind of step is worth compiling in what is left of this run."""
+        return self.decision is not None and self.decision.is_final
+
     def _is_known(self, known: Profile | None, track: Track) -> bool:
         """Whether an earlier run has decided: compile after the first step, which builds what is built once.
 

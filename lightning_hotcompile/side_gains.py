@@ -53,7 +53,7 @@ class SideGains:
     @property
     def is_busy(self) -> bool:
         """Whether steps have to be looked at one by one."""
-        return self.fused.is_busy
+        return self.fused.is_busy or self.heap.is_deciding
 
     @property
     def is_deciding(self) -> bool:

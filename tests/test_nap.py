@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.nap import CALM, CALM_EAGER, LOOKS_AFTER_ANOTHER, NAP
 from lightning_hotcompile.session import Session
+from lightning_hotcompile.tracks import SOON
 from tests.hot import hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
@@ -325,3 +326,20 @@ def test_an_exception_in_a_nap_leaves_the_books_whole() -> None:
         fit(seeded(Raises), [callback], train=loader(8 * 500), max_epochs=1)
     assert 390 <= callback.report.steps <= 391
     assert sum(phase.steps for phase in callback.report.phases) == callback.report.steps
+
+
+def test_a_run_too_short_for_anything_is_slept_through_at_once(considered: Looks) -> None:
+    callback = hot(cost_gate=True, threshold=10)
+    train([8] * 60, [callback])
+    assert callback.report.phase == "declined"
+    assert considered[: SOON + 1] == list(range(SOON + 1))
+    assert len(considered) <= SOON + 3  # the heap may take one more
+    assert callback.report.steps == 60
+
+
+def test_an_optimizer_that_may_be_fused_is_tried_before_that(considered: Looks) -> None:
+    callback = hot(cost_gate=True, threshold=10, fused_optimizer=True)
+    train([8] * 60, [callback])
+    assert callback.report.phase == "declined"
+    assert len(considered) > 10
+    assert callback.report.fused

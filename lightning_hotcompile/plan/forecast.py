@@ -35,6 +35,7 @@ class Decision:
     """Whether to compile, and the reason in words.
 
     ``wait``: not yet, ask again later. ``inline``: in the step itself, although a child process could.
+    ``is_final``: nothing else can pay in this run either.
     """
 
     go: bool
@@ -43,6 +44,7 @@ class Decision:
     inline: bool = False
     expected_cost_s: float | None = None
     expected_saving_s: float | None = None
+    is_final: bool = False
 
     @property
     def pays(self) -> bool:
@@ -65,9 +67,7 @@ class Decision:
 class Child:
     """A child process that compiles while training goes on."""
 
-    seconds: float
-    """Until it is done."""
-
+    seconds: float  # until it is done
     slowed: float = 0.0
     """Share of these seconds by which training falls behind, since it has a thread less."""
 
@@ -172,8 +172,8 @@ def forecast(
 def too_short(*, remaining_steps: int | None, step_s: float | None, load_s: float) -> Decision | None:
     """The decision against compiling in a run that is too short for any gain; ``None`` if it is not.
 
-    It is too short if all that is left takes no longer than half of what loading compiled code does, which is
-    the least that compiled code can cost: it was fitted on one machine, another may take half as long.
+    It is if all that is left takes no longer than half of what loading compiled code does, the least that
+    compiled code can cost. Half, since that was fitted on one machine.
 
     Args:
         remaining_steps: steps that are left, ``None`` if unknown.
@@ -183,8 +183,8 @@ def too_short(*, remaining_steps: int | None, step_s: float | None, load_s: floa
     if remaining_steps is None or step_s is None or remaining_steps * step_s > load_s / 2:
         return None
     left = f"{remaining_steps:,} steps of {_ms(step_s)} are left, in all {remaining_steps * step_s:.2g} s"
-    words = f"loading compiled code alone takes about {load_s:.1f} s"
-    return Decision(go=False, reason=f"not worth it: {left}, and {words}")
+    reason = f"not worth it: {left}, and loading compiled code alone takes about {load_s:.1f} s"
+    return Decision(go=False, reason=reason, is_final=True)
 
 
 def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Decision:

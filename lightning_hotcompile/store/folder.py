@@ -103,7 +103,8 @@ class SafeFolder:
         self.path = _expanded(Path(path)).absolute()
         self._lock_timeout = lock_timeout
         try:
-            _make_parents(self.path)
+            if not self.path.parent.exists():
+                _make_parents(self.path)
         except OSError as error:
             raise StoreError(f"the store {str(self.path)!r} cannot be made: {error}.") from error
         self._make(self.path)
