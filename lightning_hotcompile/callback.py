@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.evaluation_hooks import EvaluationHooks
-from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.preflight import (
     Settled,
     agree_on,
@@ -29,10 +28,7 @@ from lightning_hotcompile.session import Session
 from lightning_hotcompile.stage_run import StageRun
 from lightning_hotcompile.stages import TRAIN
 from lightning_hotcompile.store_in_use import StoreInUse
-from lightning_hotcompile.trainer_facts import versions
-
-CHECKPOINT_KEY = "hotcompile"
-"""Where a checkpoint has the verdict."""
+from lightning_hotcompile.verdicts import CHECKPOINT_KEY, to_keep, why_not_again
 
 
 class HotCompile(EvaluationHooks):
@@ -155,7 +151,7 @@ class HotCompile(EvaluationHooks):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The only place where a phase of training changes."""
+        """The only place where a phase of training changes, but for an error of ours and the end."""
         if (run := self._runs.get(TRAIN)) is not None:
             run.before_step(batch, batch_idx)
 
@@ -202,29 +198,15 @@ class HotCompile(EvaluationHooks):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep what a resumed run has to know: the verdict on this plan, in plain types."""
-        report, run = self.reports.get(TRAIN), self._runs.get(TRAIN)
-        if report is None or report.phase not in ("steady", "reverted"):
-            return
-        checkpoint[CHECKPOINT_KEY] = {
-            "format": 1,
-            "phase": report.phase,
-            "reason": report.reason,
-            "plan_digest": report.plan_digest,
-            "versions": dict(report.versions),
-            "final": report.phase == "reverted" and not (run is not None and run.state.may_retry),
-        }
+        if (kept := to_keep(self._runs.get(TRAIN), self._reports.get(TRAIN))) is not None:
+            checkpoint[CHECKPOINT_KEY] = kept
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember the verdict of the run that is resumed."""
-        self._resumed = dict(checkpoint.get(CHECKPOINT_KEY, {}))
-
-    def _verdict_of_resumed_run(self, plan: CompilePlan) -> str | None:
-        """A plan that was measured too slow or did not compile is not tried again by the same versions."""
-        then, self._resumed = self._resumed, {}
-        same = then.get("plan_digest") == plan.digest and then.get("versions") == versions()
-        return f"before the run was resumed: {then['reason']}" if same and then.get("final") else None
+        """Remember the verdict of the run that is resumed; finders and tests load checkpoints as well."""
+        if not self._runs and trainer.state.fn == "fit" and CHECKPOINT_KEY in checkpoint:
+            self._resumed = dict(checkpoint[CHECKPOINT_KEY])
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in mid-run has watched nothing yet, but has the reports so far."""
@@ -263,7 +245,8 @@ class HotCompile(EvaluationHooks):
         reason = reason or why_not_this_stage(trainer, self.config, stage)
         plan = None if reason else plan_for(trainer, module, self.config, stage)
         if plan is not None and stage == TRAIN:
-            reason = self._verdict_of_resumed_run(plan)
+            then, self._resumed = self._resumed, {}
+            reason = why_not_again(then, plan.digest)
         if plan is not None and plan.is_empty:
             reason = f"nothing to compile in {type(module).__name__} (scope {plan.scope}: {plan.reason})"
         return plan, reason

@@ -113,13 +113,15 @@ class HotCompileConfig:
     """How many step signatures may be compiled in one run."""
 
     compile_timeout: float | None = 600.0
-    """Seconds that the backend may take for one graph; then its region stays eager. ``None`` = no limit."""
+    """Seconds that the backend may take for one graph; then its region stays eager. ``None`` = no limit. On
+    several ranks at most half of the process group's timeout."""
 
     prewarm: bool | str = "auto"
     """Let a child process fill the compiler's cache while training goes on; ``"auto"`` = if there is a
-    second core or an accelerator. Where training uses all cores, it gives up one meanwhile. None is started
-    where an earlier run has left its compiled code, and with ``"auto"`` none where the forecast finds that it
-    would be done too late, or that compiling in the step would save 1% of what is left of the run."""
+    second core or an accelerator, and 2 GiB of free memory. With Inductor on a POSIX system only. Where
+    training uses all cores, it gives up one meanwhile. None is started where an earlier run has left its
+    compiled code, and with ``"auto"`` none where the forecast finds that it would be done too late, or that
+    compiling in the step would save 1% of what is left of the run."""
 
     keep_freed_memory: bool = True
     """On a CPU with glibc, where steps give memory back to the system and take it again: let the process keep

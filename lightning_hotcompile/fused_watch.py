@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import median
 
 from torch.optim import Optimizer
 
-from lightning_hotcompile.fused_memory import FusedMemory, Timed
+from lightning_hotcompile.fused_memory import FusedMemory
+from lightning_hotcompile.fused_trials import OnTrial, Waiting, changes_of, told
 from lightning_hotcompile.plan.optimizers import HAVE_FUSED, why_not_fused
 from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.receipt.step_record import PairedUnits
@@ -21,52 +20,17 @@ LOOKS: tuple[int, ...] = (8, 16, 32)
 MOST_STEPS = 512
 """Of the training in which a trial has to end: nothing is compiled before, and no step slept through."""
 
+MOST_IDLE = 16
+"""Of the training in which an optimizer on trial makes no update: its trial is put off until it does.
+
+A second optimizer may start late, or be none that the training uses, and nothing is compiled during a trial.
+"""
+
 STEPS_AFTER = 3
 """Steps after a trial until a forecast knows what a step takes with the kernel."""
 
 CONFIDENCE = 0.98
 """Of the interval at each look; the sign test can tell at that from 7 pairs on."""
-
-
-@dataclass(kw_only=True, eq=False)
-class _Waiting:
-    name: str
-    optimizer: Optimizer
-    known: Timed | None
-    """What makes it faster for sure, so that it is not timed."""
-
-    due: int
-    """Steps of the training after which it is tried."""
-
-
-@dataclass(kw_only=True, eq=False)
-class _OnTrial:
-    name: str
-    step: FusedStep
-    pairs: PairedUnits
-    known: Timed | None
-    looks: int = 0
-    ratio: Ratio | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.step.stage in (Stage.KEPT, Stage.LEFT)
-
-    @property
-    def loop_s(self) -> float | None:
-        if self.known is not None:
-            return self.known.loop_s
-        return median(self.pairs.eager) if self.pairs.n else None
-
-    @property
-    def fused_s(self) -> float | None:
-        if self.known is not None:
-            return self.known.fused_s
-        return median(self.pairs.compiled) if self.pairs.n else None
-
-    @property
-    def saves_s(self) -> float:
-        return (self.loop_s or 0.0) - (self.fused_s or 0.0)
 
 
 class FusedWatch:
@@ -96,9 +60,9 @@ class FusedWatch:
         self._after = after
         self._min_speedup = min_speedup
         self._memory = memory
-        self._waiting: list[_Waiting] | None = None
-        self._on_trial: list[_OnTrial] = []
-        self._undecided: list[_OnTrial] = []
+        self._waiting: list[Waiting] | None = None
+        self._on_trial: list[OnTrial] = []
+        self._undecided: list[OnTrial] = []
         self._refused: list[str] = []
         self._until_told = 0
         self._steps = 0
@@ -107,7 +71,8 @@ class FusedWatch:
     @property
     def is_busy(self) -> bool:
         """Whether steps have to be looked at, since one is on trial or will be."""
-        has_some = bool(self._optimizers) if self._waiting is None else bool(self._waiting)
+        waiting = self._waiting
+        has_some = bool(self._optimizers) if waiting is None else any(w.idle_at is None for w in waiting)
         return has_some or bool(self._undecided) or self._until_told > 0
 
     @property
@@ -125,13 +90,13 @@ class FusedWatch:
         if self._optimizers and self._waiting is None and steps > 0:
             self._waiting = list(self._to_be_tried())
         if self._waiting:
-            due = [each for each in self._waiting if steps >= each.due]
+            due = [each for each in self._waiting if each.is_due(steps)]
             if due and is_quiet():
                 self._waiting = [each for each in self._waiting if each not in due]
                 self._begin(due)
         self._updates = sum(each.step.updates for each in self._undecided)
 
-    def _to_be_tried(self) -> Iterator[_Waiting]:
+    def _to_be_tried(self) -> Iterator[Waiting]:
         """All that can be, but those of which an earlier run knows that the kernel is not worth it."""
         for index, optimizer in enumerate(self._optimizers):
             name, due = f"optimizer {index}", max(1, self._after)
@@ -143,9 +108,9 @@ class FusedWatch:
                 found = f"an earlier run has timed it, {_not_faster(known.speedup, self._min_speedup)}"
                 self._refused.append(f"{name} ({type(optimizer).__name__}): {found}")
             else:
-                yield _Waiting(name=name, optimizer=optimizer, known=known, due=1 if known else due)
+                yield Waiting(name=name, optimizer=optimizer, known=known, due=1 if known else due)
 
-    def _begin(self, due: Sequence[_Waiting]) -> None:
+    def _begin(self, due: Sequence[Waiting]) -> None:
         for each in due:
             optimizer, reason = each.optimizer, why_not_fused(each.optimizer)
             if reason is not None:
@@ -155,7 +120,7 @@ class FusedWatch:
             step = FusedStep(optimizer, pairs.add_unit, is_timed=known is None)
             step.put()
             ratio = None if known is None else known.speedup
-            trial = _OnTrial(name=each.name, step=step, pairs=pairs, known=known, ratio=ratio)
+            trial = OnTrial(name=each.name, step=step, pairs=pairs, known=known, ratio=ratio)
             self._on_trial.append(trial)
             self._undecided.append(trial)
 
@@ -171,6 +136,7 @@ class FusedWatch:
         disturbed = sum(each.step.updates for each in self._undecided) != self._updates
         self._steps += bool(self._undecided)
         self._until_told = max(0, self._until_told - 1)
+        self._put_off_idle()
         for each in self._undecided:
             self._look_at(each)
             if self._steps >= MOST_STEPS and not each.is_over:
@@ -179,9 +145,23 @@ class FusedWatch:
         self._undecided = [each for each in self._undecided if not each.is_over]
         if any(each.step.stage is Stage.KEPT for each in decided):
             self._until_told = STEPS_AFTER
-        return disturbed, list(map(_told, decided))
+        return disturbed, list(map(told, decided))
 
-    def _look_at(self, trial: _OnTrial) -> None:
+    def _put_off_idle(self) -> None:
+        for each in self._undecided:
+            each.idle += not each.step.updates
+        idle = [each for each in self._undecided if each.idle >= MOST_IDLE]
+        for each in idle:
+            each.step.take_out()
+            optimizer = each.step.optimizer
+            later = Waiting(
+                name=each.name, optimizer=optimizer, known=each.known, due=0, idle_at=changes_of(optimizer)
+            )
+            self._waiting = [*(self._waiting or ()), later]
+        self._undecided = [each for each in self._undecided if each not in idle]
+        self._on_trial = [each for each in self._on_trial if each not in idle]
+
+    def _look_at(self, trial: OnTrial) -> None:
         step, left = trial.step, LOOKS[trial.looks :]
         if step.stage is not Stage.TIMING or trial.pairs.n < left[0]:
             return
@@ -192,7 +172,7 @@ class FusedWatch:
         elif trial.looks == len(LOOKS) or (ratio is not None and ratio.verdict == "slower"):
             step.leave(_not_faster(ratio, self._min_speedup))
         if trial.is_over:  # not where it ends without a verdict on the times
-            self._memory.learn(step.optimizer, _told(trial))
+            self._memory.learn(step.optimizer, told(trial))
 
     def finish(self) -> None:
         """Give all optimizers back the step that they had."""
@@ -216,7 +196,7 @@ class FusedWatch:
 
     def report(self) -> tuple[FusedOptimizer, ...]:
         """What was found."""
-        return tuple(map(_told, self._on_trial))
+        return tuple(map(told, self._on_trial))
 
     def in_words(self) -> Iterator[str]:
         """Why an optimizer stayed as it was."""
@@ -225,6 +205,10 @@ class FusedWatch:
             if each.step.stage is Stage.LEFT:
                 yield f"{each.name} ({kind}) has no use for torch's fused kernel: {each.step.reason}"
         yield from (f"torch's fused kernel was not tried for {each}" for each in self._refused)
+        for late in self._waiting or ():
+            if late.idle_at is not None:
+                kind = type(late.optimizer).__name__
+                yield f"torch's fused kernel was not tried for {late.name} ({kind}): it made no update"
 
 
 def _not_faster(ratio: Ratio | None, min_speedup: float) -> str:
@@ -232,18 +216,3 @@ def _not_faster(ratio: Ratio | None, min_speedup: float) -> str:
         return "too few updates could be compared"
     small = ratio.value < min_speedup
     return f"{ratio.verdict}: {ratio}, " + (f"below {min_speedup=:g}" if small else f"after {ratio.n} pairs")
-
-
-def _told(trial: _OnTrial) -> FusedOptimizer:
-    step = trial.step
-    return FusedOptimizer(
-        name=trial.name,
-        class_name=type(step.optimizer).__name__,
-        kept=step.stage is Stage.KEPT,
-        reason=step.reason,
-        loop_ms=None if trial.loop_s is None else 1e3 * trial.loop_s,
-        fused_ms=None if trial.fused_s is None else 1e3 * trial.fused_s,
-        speedup=trial.ratio,
-        runs=step.runs,
-        timed_before=None if trial.known is None else trial.known.when,
-    )

@@ -96,11 +96,6 @@ class Judge:
             max_flips=self._config.max_flips,
         )
 
-    @property
-    def nothing_pays(self) -> bool:
-        """Whether no kind of step is worth compiling in what is left of this run."""
-        return self.decision is not None and self.decision.is_final
-
     def _is_known(self, known: Profile | None, track: Track) -> bool:
         """Whether an earlier run has decided: compile after the first step, which builds what is built once.
 
@@ -168,7 +163,8 @@ class Judge:
         if not track.is_known_soon or self._trainer.world_size > 1:
             return None
         found = self._weighing.too_short()
-        self.decision = found or self.decision
+        track.is_hopeless = found is not None
+        self._keep(found)
         return found
 
     def _decide(self, track: Track) -> Decision:
@@ -180,9 +176,13 @@ class Judge:
         if self._config.scope in ("auto", "step") and (reason := _why_not_batch(track)) is not None:
             return Decision(go=False, reason=reason)
         decision = (self._given if track.state.flips else None) or self._weighing.forecast(track)
-        if self.decision is None or self.decision.wait or self._side.is_deciding:
-            self.decision = decision
+        self._keep(decision)
         return decision
+
+    def _keep(self, decision: Decision | None) -> None:
+        """The first one that was taken; those on signatures that come later are theirs alone."""
+        if decision is not None and (self.decision is None or self.decision.wait or self._side.is_deciding):
+            self.decision = decision
 
 
 def _why_not_batch(track: Track) -> str | None:

@@ -153,7 +153,7 @@ class Session:
         if self.side.end_step(record):
             self.book_finished_steps()
             self.ledger.forget_eager_steps()
-        looks = looks_before(lane, nothing_pays=self.rounds.now.judge.nothing_pays)
+        looks = looks_before(lane, nothing_pays=self.watch.tracks.all_are_hopeless())
         if self._calm >= looks and not self.side.is_busy:
             self.nap = Nap(track, lane, self.flip, self._now)
         self.ledger.own_s += self._now() - start

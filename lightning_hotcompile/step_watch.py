@@ -94,7 +94,9 @@ class StepWatch:
 
     def is_one_to_record(self, track: Track, record: StepRecord) -> bool:
         """Whether this is the step whose operations are to be known, should anything be compiled."""
-        if self.op_graph is not None or record.compiled or track.phase is not Phase.OBSERVING:
+        if self.op_graph is not None or record.compiled or track.is_hopeless:
+            return False
+        if self.tracks.first.phase is not Phase.OBSERVING:
             return False
         return track.steps + 1 == self._recorded_step
 

@@ -10,6 +10,7 @@ from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.watch.signature import StepSignature
+from lightning_hotcompile.watch.stats import has_first_arm
 
 SOON = 3
 """Steps after which it is known what a step takes: enough to tell a run that is too short for anything."""
@@ -46,6 +47,9 @@ class Track:
     misses: int = 0
     recompile_episodes: int = 0
     failure: str | None = None
+    is_hopeless: bool = False
+    """Whether it was declined since all that was left of the run was too short for anything."""
+
     is_unknown: bool = False
     """Whether no earlier run knows this signature, as far as it was asked."""
 
@@ -67,8 +71,8 @@ class Track:
     def lane(self) -> Lane:
         """Which way the next step of this signature goes, when something is installed.
 
-        While settling, eager and compiled units alternate, with the order turned round from pair to
-        pair: batches that alternate as well would else all meet the same kind. Compiling is allowed
+        While settling, eager and compiled units alternate, in an order without a period: batches that
+        alternate as well would else all meet the same kind. Compiling is allowed
         in the first few compiled units (a step may have a second variant) and after repeated misses;
         otherwise nothing that is not compiled yet may stall a step.
         """
@@ -76,18 +80,14 @@ class Track:
             return Lane.EAGER
         if self.phase is Phase.FLIPPING:
             return Lane.COMPILE
-        if self.phase is Phase.SETTLING and self._is_first_arm:
+        if self.phase is Phase.SETTLING and has_first_arm(self.settling_units):
             return Lane.EAGER
         return Lane.COMPILE if self.may_compile > 0 else Lane.REUSE
 
     @property
-    def _is_first_arm(self) -> bool:
-        return self.settling_units % 4 in (0, 3)
-
-    @property
     def without(self) -> str | None:
         """The part of the plan that is left out of the next unit."""
-        return self.state.trying if self._is_first_arm else None
+        return self.state.trying if has_first_arm(self.settling_units) else None
 
     @property
     def interleaved(self) -> PairedUnits | None:
@@ -211,6 +211,10 @@ class TrackBook:
     def flipped(self) -> int:
         """How many signatures were ever compiled."""
         return sum(t.state.flips > 0 for t in self)
+
+    def all_are_hopeless(self) -> bool:
+        """Whether no kind of step that was seen can be worth anything in this run."""
+        return all(t.is_hopeless for t in self)
 
     def anyone_uses_compiled_code(self) -> bool:
         """Whether the installation is still needed."""

@@ -20,8 +20,9 @@ def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
     step) allow.
     """
     limits: list[float] = []
-    if trainer.max_steps is not None and trainer.max_steps >= 0:
-        limits.append((trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches)
+    each = _batches_per_step(trainer)
+    if trainer.max_steps is not None and trainer.max_steps >= 0 and each is not None:
+        limits.append((trainer.max_steps - trainer.global_step) * each)
     per_epoch = trainer.num_training_batches
     if trainer.max_epochs is not None and trainer.max_epochs >= 0 and math.isfinite(per_epoch):
         done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
@@ -30,6 +31,17 @@ def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
     if seconds is not None and step_s:
         limits.append(seconds / step_s)
     return max(0, int(min(limits))) if limits else None
+
+
+def _batches_per_step(trainer: Trainer) -> float | None:
+    """Batches for each step that the Trainer counts; with manual optimization on average until now.
+
+    ``None`` where no step was counted yet: a GAN makes two in a batch, another model one in eight batches.
+    """
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.accumulate_grad_batches
+    batches, steps = trainer.fit_loop.epoch_loop.batch_progress.total.completed, trainer.global_step
+    return batches / steps if batches and steps else None
 
 
 def _seconds_left(trainer: Trainer) -> float | None:

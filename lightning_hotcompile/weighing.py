@@ -90,10 +90,11 @@ class Weighing:
         step_s, plan = self._ledger.eager_step_s, plan or self._plan
         if not self._config.cost_gate or step_s is None:
             return None
+        least = plan.without_optimizers() or plan  # loading takes no longer for a mode that times kernels
         return too_short(
             remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,
-            load_s=WARM_SHARE * assumed_compile_s(plan.regions, has_toolchain=True, mode=plan.mode),
+            load_s=WARM_SHARE * assumed_compile_s(least.regions, has_toolchain=True),
         )
 
     @property

@@ -4,7 +4,7 @@ python recipes/benchmark.py suite=regret [quick=true] [case=NAME] [threads=N] [o
 python recipes/benchmark.py suite=all [device=cuda] [size=full] [format=[csv,png]]
 
 Suites: hotpath, mlp, patterns, attention, transformer, rope, surgical, detector, all of these (all),
-and about the callback itself regret, steady and scopes.
+and about the callback itself regret, steady, scopes and heap.
 
 The same output_dir again goes on where an earlier call has stopped.
 """
@@ -31,7 +31,7 @@ def command() -> str:
 def benchmark(config: DictConfig) -> None:
     """Run the suite that ``config`` chooses."""
     name = HydraConfig.get().runtime.choices["suite"]
-    if config.device != "cpu" and name in ("regret", "steady", "scopes"):
+    if config.device != "cpu" and name in ("regret", "steady", "scopes", "heap"):
         raise ConfigError(f"device={config.device!r} is not for {name}, which measures on the CPU.")
     case = OmegaConf.to_object(config.case) if OmegaConf.is_config(config.case) else config.case
     suite = instantiate(config.suite).chosen(case, config.quick)

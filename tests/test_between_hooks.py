@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile import HotCompile
 from tests.hot import assert_same, hot
@@ -112,3 +113,27 @@ def test_a_step_that_a_hook_calls_is_eager() -> None:
     assert (callback.report.phase, callback.report.recompiles) == ("steady", 0)
     assert all(logged)
     assert len(logged) == callback.report.steps
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_backward_that_a_hook_starts_repeats_blocks_as_they_ran(reentrant: bool) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inp(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return self.head(x)
+
+        def on_before_backward(self, loss: Tensor) -> None:
+            loss.backward(retain_graph=True)
+            self.zero_grad()
+
+    found = []
+    for callback in (None, hot(scope="regions")):
+        model = seeded(Checkpointed)
+        fit(model, [] if callback is None else [callback])
+        found.append(model)
+    assert_same(*found)
+    assert callback is not None
+    assert callback.report.phase == "steady"
+    assert callback.report.regions[0].proven

@@ -472,6 +472,48 @@ class TestLifecycle:
         assert again.report.phase == "declined"
         assert "before" in again.report.reason
 
+    def test_the_verdict_is_kept_when_a_finder_loads_a_checkpoint_of_its_own(self, tmp_path: Path) -> None:
+        callback = hot(min_speedup=99.0)
+        trainer = fit(seeded(Net), [callback])
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+        class Finds(pl.Callback):
+            def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+                trainer.save_checkpoint(tmp_path / "own.ckpt")
+                trainer._checkpoint_connector.restore(tmp_path / "own.ckpt")
+
+        again = hot(min_speedup=99.0)
+        trainer = make_trainer([again, Finds()], max_epochs=8)
+        trainer.fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        assert "before the run was resumed" in again.report.reason
+
+    def test_a_test_of_the_best_checkpoint_is_no_verdict_for_the_next_fit(self, tmp_path: Path) -> None:
+        class Tests(Net):
+            def test_step(self, batch: Any, batch_idx: int) -> None:
+                self.log("test_loss", self.loss(batch))
+
+        fit(seeded(Tests), [hot(min_speedup=99.0)]).save_checkpoint(tmp_path / "best.ckpt")
+        callback = hot(min_speedup=99.0)
+        make_trainer([callback]).test(seeded(Tests), loader(), ckpt_path=tmp_path / "best.ckpt")
+        fit(seeded(Tests), [callback])
+        assert callback.report.phase == "reverted"
+
+    def test_a_checkpoint_is_saved_without_a_report(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Saves(pl.Callback):
+            def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr("lightning_hotcompile.stage_run.build_report", no_report)
+                    trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+        def no_report(*_: Any) -> None:
+            raise AssertionError("a report was made")
+
+        fit(seeded(Net), [hot(), Saves()])
+        kept = torch.load(tmp_path / "last.ckpt", weights_only=False)["hotcompile"]
+        assert kept["phase"] == "steady"
+
     def test_a_fit_inside_of_another_one_leaves_nothing_behind(self) -> None:
         callback, inner = hot(), Net(n_block=1)
 

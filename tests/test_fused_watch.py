@@ -16,7 +16,7 @@ from torch import nn
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.fused_memory import LASTS, FusedMemory, digest_of
-from lightning_hotcompile.fused_watch import LOOKS, STEPS_AFTER, FusedWatch
+from lightning_hotcompile.fused_watch import LOOKS, MOST_IDLE, STEPS_AFTER, FusedWatch
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.optimizers import why_not_fused
 from lightning_hotcompile.receipt.ledger import Ledger
@@ -578,3 +578,54 @@ def timed() -> FusedOptimizer:
         speedup=ratio,
         runs=3,
     )
+
+
+class Late(Net):
+    """A second optimizer that makes no step before the fiftieth batch, if ever."""
+
+    begins = 50
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        self.manual_backward(self.loss(batch))
+        first.step()
+        if self.trainer.current_epoch * 12 + batch_idx >= self.begins:
+            second.step()
+        first.zero_grad()
+        second.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        head = list(self.head.parameters())
+        others = [p for name, p in self.named_parameters() if not name.startswith("head")]
+        return [torch.optim.AdamW(others), torch.optim.AdamW(head)]
+
+
+class Never(Late):
+    """The second optimizer makes no step at all."""
+
+    begins = 10_000
+
+
+@pytest.mark.usefixtures("three_times_faster")
+class TestAnOptimizerThatMakesNoUpdate:
+    def test_it_does_not_keep_the_training_from_being_compiled(self) -> None:
+        callback = quiet(cost_gate=False, backend="aot_eager", min_speedup=0.0, prewarm=False)
+        train(callback, seeded(Never))
+        assert entered(callback.report)["flipping"] < 2 * MOST_IDLE + 10
+        assert [found.name for found in callback.report.fused] == ["optimizer 0"]
+        assert "not tried for optimizer 1 (AdamW): it made no update" in callback.report.to_text().replace(
+            "\n", " "
+        )
+
+    def test_it_is_tried_once_it_makes_one(self) -> None:
+        plain, callback = seeded(Late), quiet()
+        fit(plain, max_epochs=10)
+        model = seeded(Late)
+        fit(model, [callback], max_epochs=10)
+        assert_same(model, plain, 1e-5)
+        assert [found.kept for found in callback.report.fused] == [True, True]
+        assert 0 < callback.report.fused[1].runs < callback.report.fused[0].runs

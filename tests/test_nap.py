@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader
 
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.nap import CALM, CALM_EAGER, LOOKS_AFTER_ANOTHER, NAP
+from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.tracks import SOON
+from lightning_hotcompile.weighing import Weighing
 from tests.hot import hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
@@ -343,3 +345,37 @@ def test_an_optimizer_that_may_be_fused_is_tried_before_that(considered: Looks) 
     assert callback.report.phase == "declined"
     assert len(considered) > 10
     assert callback.report.fused
+
+
+def test_a_rare_shape_at_the_end_leaves_the_decision_and_the_naps_as_they_are(considered: Looks) -> None:
+    callback = hot(cost_gate=True, threshold=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Weighing, "forecast", lambda self, track: Decision(go=True, reason="go"))
+        patch.setattr(Weighing, "too_short", lambda self, plan=None: late(self))
+
+        def late(weighing: Any) -> Decision | None:
+            return Decision(go=False, reason="too late") if considered.session.steps > 60 else None
+
+        train([8] * 60 + [5] * 10, [callback])
+    assert (callback.report.phase, callback.report.decision) == ("steady", "go")
+    assert "too late" in [e["reason"] for e in callback.report.events if e.get("phase") == "declined"]
+    small = [step for step in considered if step >= 60]
+    assert len(small) >= LOOKS_AFTER_ANOTHER
+
+
+def test_another_shape_ends_the_sleep_of_a_run_that_seemed_too_short(considered: Looks) -> None:
+    callback = hot(cost_gate=True, threshold=5)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def at_first(weighing: Any, plan: Any = None) -> Decision | None:
+            return Decision(go=False, reason="too short") if considered.session.steps < 10 else None
+
+        patch.setattr(Weighing, "too_short", at_first)
+        patch.setattr(Weighing, "forecast", lambda self, track: Decision(go=True, reason="go"))
+        train([8] * 80 + [5] * 150, [callback])
+    seen = considered
+    assert len([s for s in seen if s < 80]) <= SOON + 4
+    first = next(s for s in seen if s >= 80)
+    assert [s for s in seen if s >= first][:20] == list(range(first, first + 20))
+    assert callback.report.phase == "steady"
+    assert callback.report.regions[0].runs > 50

@@ -38,6 +38,7 @@ ROOM_OF_TOP_MODULE = {
     "ahead": "callback",
     "flip": "callback",
     "fused_memory": "callback",
+    "fused_trials": "callback",
     "fused_watch": "callback",
     "heap_watch": "callback",
     "judge": "callback",
@@ -56,6 +57,7 @@ ROOM_OF_TOP_MODULE = {
     "step_watch": "callback",
     "trace": "cli",
     "trainer_facts": "callback",
+    "verdicts": "callback",
 }
 
 IMPORT_LIGHTNING = {
@@ -93,6 +95,8 @@ PRIVATE_TORCH = {
     "swap.compilers": None,
     # Who packs the tensors that are saved for a backward.
     "swap.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
+    # Whether a backward pass is running.
+    "swap.gate": {"_C", "_current_graph_task_id"},
     # What an operation of a graph is called.
     "swap.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.

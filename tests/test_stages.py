@@ -159,3 +159,30 @@ def test_what_is_left_of_validation_counts_those_to_come(interval: Any, validati
     fit(seeded(Looks), val=loader(16), max_epochs=4, val_check_interval=interval)
     assert seen[0] == 2 + validations * 2
     assert seen[-1] in (1, 2)
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(1, 1), (2, 1), (1, 4)], ids=["one", "two", "accumulates"])
+def test_what_is_left_of_max_steps_with_manual_optimization(steps: int, batches: int) -> None:
+    """``max_steps`` counts steps of optimizers, as many in a batch as the model makes."""
+    seen: list[int | None] = []
+
+    class Manual(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append(remaining_batches(self.trainer, "train", 0.1))
+            self.manual_backward(self.loss(batch))
+            if (batch_idx + 1) % batches == 0:
+                for _ in range(steps):
+                    self.optimizers().step()
+                self.optimizers().zero_grad()
+
+    fit(seeded(Manual), max_epochs=-1, max_steps=12 * steps // batches)
+    assert len(seen) == 12
+    assert set(seen[:batches]) == {None}
+    assert all(left is not None for left in seen[batches:])
+    for done, left in enumerate(seen):
+        # the batches since the last step are not known to be a part of the next one
+        assert left is None or 12 - done - batches <= left <= 2 * (12 - done) + batches

@@ -35,12 +35,12 @@ HOW = f"""\
 Regret is the wall time of `Trainer.fit` with the callback over that of the fastest other way: eager,
 `model.compile()`, `.compile()` on each repeated block, and `training_step` compiled by hand with its logs
 replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
-has a process (forked from one that has imported PyTorch and Lightning, with memory of its own before anything
-is timed, and with two eager steps behind it) and, when cold, empty folders of its own; warm is the second one
-with the same folders. Where the callback has declined in the first, its second one finds no code, while the
-others have compiled in theirs whatever it cost. So there is a third state: prepared, after a training of
-{PREPARING_STEPS} steps with `cost_gate=False`, and after the shorter ones of this state. It is compared with
-the warm ones of the others.
+has a process (forked from one that has imported PyTorch and Lightning, on Linux with memory of its own before
+anything is timed, and with two eager steps behind it) and, when cold, empty folders of its own; warm is the
+second one with the same folders. Where the callback has declined in the first, its second one finds no code,
+while the others have compiled in theirs whatever it cost. So there is a third state: prepared, after a
+training of {PREPARING_STEPS} steps with `cost_gate=False`, and after the shorter ones of this state. It is
+compared with the warm ones of the others.
 
 The callback is measured at each length between two trainings of eager; at the short lengths of several the
 one with the median time counts. The compiled arms train for some steps only, cold and warm and warm again,

@@ -35,7 +35,6 @@ class Decision:
     """Whether to compile, and the reason in words.
 
     ``wait``: not yet, ask again later. ``inline``: in the step itself, although a child process could.
-    ``is_final``: nothing else can pay in this run either.
     """
 
     go: bool
@@ -44,7 +43,6 @@ class Decision:
     inline: bool = False
     expected_cost_s: float | None = None
     expected_saving_s: float | None = None
-    is_final: bool = False
 
     @property
     def pays(self) -> bool:
@@ -182,9 +180,11 @@ def too_short(*, remaining_steps: int | None, step_s: float | None, load_s: floa
     """
     if remaining_steps is None or step_s is None or remaining_steps * step_s > load_s / 2:
         return None
-    left = f"{remaining_steps:,} steps of {_ms(step_s)} are left, in all {remaining_steps * step_s:.2g} s"
-    reason = f"not worth it: {left}, and loading compiled code alone takes about {load_s:.1f} s"
-    return Decision(go=False, reason=reason, is_final=True)
+    reason = (
+        f"not worth it: {remaining_steps:,} steps of {_ms(step_s)} are left, in all "
+        f"{remaining_steps * step_s:.2g} s, and loading compiled code alone takes about {load_s:.1f} s"
+    )
+    return Decision(go=False, reason=reason)
 
 
 def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Decision:

@@ -157,13 +157,25 @@ class _PhaseSource:
         return {"get_phase": None, "previous": self.previous}
 
 
+class PhaseName(str):
+    """The phase in a bar of the user's own, which may format what it shows as a number."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        try:
+            return super().__format__(spec)
+        except ValueError:
+            return str(self)
+
+
 # The name matters: a bound method is pickled by name, so an unpickled bar finds its class's own.
 def get_metrics(bar: ProgressBar, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
     """The bar's own metrics and the phase; goes on the bar's instance."""
     source: _PhaseSource = bar.__dict__["_hotcompile_phase"]
     own = source.previous or types.MethodType(type(bar).get_metrics, bar)
     items = dict(own(trainer, pl_module))
-    return items if source.get_phase is None else {**items, PROGRESS_BAR_NAME: source.get_phase()}
+    return items if source.get_phase is None else {**items, PROGRESS_BAR_NAME: PhaseName(source.get_phase())}
 
 
 def lightning_step(trainer: pl.Trainer) -> int:

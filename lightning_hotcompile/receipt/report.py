@@ -187,6 +187,10 @@ class Report:
     samples: tuple[StepSample, ...] = ()
     """Single steps, oldest first; of a long run every second, every fourth and so on."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What others can open: the plan is printed first."""
+        return {**vars(self), "plan": self.plan}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the headline first. A number that is not finite becomes None."""
         plain = _plain(self)

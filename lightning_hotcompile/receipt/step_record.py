@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from lightning_hotcompile.watch.stats import Ratio, paired_ratio
+from lightning_hotcompile.watch.stats import Ratio, center_of, paired_ratio
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -106,5 +106,13 @@ class PairedUnits:
         return median(self.eager) - median(self.compiled) if self.n else 0.0
 
     def ratio(self, confidence: float = 0.95) -> Ratio | None:
-        """Eager time / compiled time with its interval, or ``None`` with too few pairs."""
-        return paired_ratio(self.eager, self.compiled, confidence)
+        """Eager time / compiled time with its interval, or ``None`` with too few pairs.
+
+        Its value is that of :func:`~lightning_hotcompile.watch.stats.center_of`, since steps may be heavy in
+        turns.
+        """
+        ratio = paired_ratio(self.eager, self.compiled, confidence)
+        if ratio is None:
+            return None
+        center = center_of([e / c for e, c in zip(self.eager, self.compiled, strict=True) if e > 0 and c > 0])
+        return replace(ratio, value=min(max(center, ratio.low), ratio.high))

@@ -16,6 +16,7 @@ from lightning_hotcompile.swap.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.fused_layout import FusedLayout
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
+from lightning_hotcompile.watch.stats import has_first_arm
 
 _CHECKS = 3
 """Updates that may be no measure (infinite, NaN, or none at all) before it is given up."""
@@ -146,8 +147,8 @@ class FusedStep:
             self.leave("its tensors or settings are not those that it is made for")
 
     def _take_turns(self, groups: Sequence[GroupTensors], start: float) -> None:
-        """Loop, kernel, kernel, loop: neither is always the first of a pair."""
-        by_kernel = self._turns % 4 in (1, 2)
+        """Loop, kernel, kernel, loop and so on: neither is always the first of a pair."""
+        by_kernel = not has_first_arm(self._turns)
         self._turns += 1
         if by_kernel:
             self._fused(groups)

@@ -6,6 +6,8 @@ import contextlib
 import enum
 from collections.abc import Callable
 
+import torch
+
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graph import first_line
@@ -29,6 +31,9 @@ PARTS_OF_A_STEP = frozenset(
 )
 """What Lightning may be running when compiled code is used; between these it calls hooks."""
 
+NO_BACKWARD = -1
+"""What torch has as number of the backward pass that is running, where none is."""
+
 
 def _nothing_is_known() -> None:
     return None
@@ -39,7 +44,8 @@ class Gate:
 
     It stays open over the backward pass, since activation checkpointing runs blocks again there
     and has to take the same way as in the forward. Callbacks before and after ours are called while it is
-    open, and so are hooks within the step: what these do with the model is no part of the step.
+    open, and so are hooks within the step: what these do with the model is no part of the step. A backward
+    pass is, whoever has started it.
 
     Args:
         suppress_errors: whether eager answers where compiling fails.
@@ -71,7 +77,9 @@ class Gate:
         if self.lane is Lane.EAGER or region in self.left_out:
             return False
         running = self._running()
-        return running is None or running in PARTS_OF_A_STEP
+        if running is None or running in PARTS_OF_A_STEP:
+            return True
+        return torch._C._current_graph_task_id() != NO_BACKWARD
 
     def open(self, lane: Lane, left_out: frozenset[str] = frozenset()) -> None:
         """Let a step through on this lane; a step that was left open is closed first."""

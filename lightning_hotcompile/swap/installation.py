@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +57,17 @@ class Proof:
         return self.proven and not self.taken_back and 2 * self.runs < self.calls
 
 
+def _running_in(root: nn.Module) -> Callable[[], str | None]:
+    """Tells what Lightning is running. Dynamo keeps backends, and so gates, longer than there is a model."""
+    there = weakref.ref(root)
+
+    def running() -> str | None:
+        module = there()
+        return None if module is None else vars(module).get("_current_fx_name")
+
+    return running
+
+
 class Installation:
     """Everything that is changed in a model while it is compiled, and the way back.
 
@@ -71,8 +82,7 @@ class Installation:
         self, plan: CompilePlan, root: nn.Module, config: HotCompileConfig, optimizers: Sequence[Optimizer]
     ) -> None:
         self.plan = plan
-        running = functools.partial(vars(root).get, "_current_fx_name")
-        self.gate = Gate(suppress_errors=config.on_error != "raise", running=running)
+        self.gate = Gate(suppress_errors=config.on_error != "raise", running=_running_in(root))
         self.timer = CompileTimer()
         self.witness = Witness(
             config.backend,

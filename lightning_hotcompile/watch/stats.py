@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations_with_replacement
+from statistics import median
 
 from lightning_hotcompile.errors import ConfigError
 
@@ -47,8 +49,8 @@ def summarize(samples: Iterable[float]) -> Summary:
     for value in ordered:
         if not math.isfinite(value):
             raise ValueError(f"sample {value!r} is not a finite number: leave it out.")
-    q1, median, q3 = (_quantile(ordered, fraction) for fraction in (0.25, 0.5, 0.75))
-    return Summary(n=len(ordered), median=median, q1=q1, q3=q3)
+    q1, middle, q3 = (_quantile(ordered, fraction) for fraction in (0.25, 0.5, 0.75))
+    return Summary(n=len(ordered), median=middle, q1=q1, q3=q3)
 
 
 class Window:
@@ -119,6 +121,34 @@ def _sign_interval_rank(n: int, confidence: float) -> int:
         term = term * (n - rank + 1) // rank
         missed += term
     return rank
+
+
+_ORDER = 0x698767626A358E0E
+"""Of each of 64 pairs which kind comes first, as bits; found by search, see :func:`has_first_arm`."""
+
+
+def has_first_arm(turn: int) -> bool:
+    """Which of two kinds this turn has, counted from 0: in each pair both, in an order without a period.
+
+    An order that is turned from pair to pair (one, other, other, one) has a period itself: steps one of which
+    in four is heavy would always have the heavy one in the same arm. In this one steps that are heavy once in
+    2 to 16 are heavy about as often in either arm.
+    """
+    pair, second = divmod(turn, 2)
+    return second == _ORDER >> pair % 64 & 1
+
+
+def center_of(ratios: Sequence[float]) -> float:
+    """The value around which ratios lie: the median of the geometric means of any two, one twice included.
+
+    After Hodges and Lehmann (1963). It minds single outliers as little as the median, and where half of the
+    ratios are too large by a factor and the others too small by it, it still has the one in the middle, also
+    if these are not exactly as many; the median would be one of the two.
+
+    Raises:
+        ValueError: there are no ratios.
+    """
+    return median(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
 
 
 def paired_ratio(eager: Sequence[float], compiled: Sequence[float], confidence: float = 0.95) -> Ratio | None:

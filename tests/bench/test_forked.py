@@ -95,7 +95,8 @@ def test_memory_is_its_own_before_anything_is_measured(module: str) -> None:
 def test_a_system_that_cannot_copy_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(own_pages, "_MAPS", tmp_path / "maps")
     assert own_pages.make_pages_own() is False
-    (tmp_path / "maps").write_text("0000000000001000-0000000000002000 rw-p 00000000 00:00 0\n", "ascii")
+    nothing = "0000000000001000-0000000000002000 rw-p 00000000 00:00 0\nSize: 4 kB\nRss: 4 kB\n"
+    (tmp_path / "maps").write_text(nothing, "ascii")
     assert own_pages.make_pages_own() is False  # nothing is mapped there
 
 

@@ -9,6 +9,7 @@ import pytest
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.watch.clock import StepTime
+from lightning_hotcompile.watch.stats import has_first_arm
 
 
 def eager(**fields: Any) -> StepRecord:
@@ -98,13 +99,23 @@ class TestPairs:
             pairs.add(record, seconds)
         assert (pairs.eager, pairs.compiled) == ([2.0, 3.0], [1.0, 1.5])
 
-    def test_batches_that_alternate_do_not_bias_the_ratio(self) -> None:
-        pairs, order = PairedUnits(), [eager, compiled, compiled, eager]
-        for i in range(48):
-            pairs.add(order[i % 4](), 2.0 if i % 2 else 1.0)  # the same code, every other batch is long
+    @pytest.mark.parametrize("gain", [0.9, 1.0, 1.1])
+    @pytest.mark.parametrize("heavy", [1.3, 2.0, 10.0])
+    @pytest.mark.parametrize("period", [2, 3, 4, 5, 6, 8])
+    @pytest.mark.parametrize("first", range(3))
+    def test_steps_that_are_heavy_in_turns_do_not_bias_the_ratio(
+        self, period: int, heavy: float, gain: float, first: int
+    ) -> None:
+        """Accumulation with manual optimization, optimizers that take turns: one step in so many is heavy."""
+        pairs = PairedUnits()
+        for turn in range(80):
+            seconds = heavy if (turn + first) % period == period - 1 else 1.0
+            is_eager = has_first_arm(turn)
+            pairs.add(eager() if is_eager else compiled(), seconds * (gain if is_eager else 1.0))
         ratio = pairs.ratio()
         assert ratio is not None
-        assert ratio.verdict == "no difference"
+        assert ratio.n == 40
+        assert ratio.value == pytest.approx(gain, rel=1e-6)
 
     def test_a_compiled_unit_without_an_eager_one_is_left_out(self) -> None:
         pairs = PairedUnits()

@@ -405,6 +405,12 @@ class TestPhaseInProgressBar:
         assert items(bar) == {"v_num": 3}
         assert not {"get_metrics", "_hotcompile_phase"} & set(vars(bar))
 
+    def test_a_bar_that_formats_numbers_shows_it_too(self) -> None:
+        bar, shown = PlainBar(), PhaseInProgressBar()
+        shown.put(trainer_with(bar), lambda: "steady")
+        assert [f"{value:.1f}" for value in items(bar).values()] == ["3.0", "steady"]
+        assert f"{items(bar)['hotcompile']:>8}" == "  steady"
+
     def test_take_out_before_put_and_without_a_bar(self) -> None:
         shown = PhaseInProgressBar()
         shown.take_out()

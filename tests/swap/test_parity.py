@@ -102,6 +102,18 @@ class TestCompare:
         assert compare(two, one, inputs()).agrees  # numbers of a backend's own tell nothing
         assert compare(two, two, inputs(), draws_as_eager=True).agrees
 
+    def test_a_draw_that_nothing_reads_counts_for_those_after_it(self) -> None:
+        def draws(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            torch.rand(3)
+            return (x @ w,)
+
+        def leaves_it_out(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return (x @ w,)
+
+        assert compare(draws, leaves_it_out, inputs(), draws_as_eager=True).failed
+        assert compare(draws, leaves_it_out, inputs()).agrees
+        assert compare(draws, draws, inputs(), draws_as_eager=True).agrees
+
     def test_random_state_and_gradients_are_as_before(self) -> None:
         given = inputs()
         torch.manual_seed(3)

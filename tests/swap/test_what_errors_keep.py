@@ -46,15 +46,20 @@ class RunsOut:
         return run
 
 
-@pytest.mark.parametrize("backend", [refuses, RunsOut()], ids=["compile", "run"])
-def test_no_model_outlives_its_fit(backend: Any) -> None:
+@pytest.mark.parametrize("scope", ["step", "regions"])
+@pytest.mark.parametrize(
+    ("backend", "phase"),
+    [(refuses, "reverted"), (RunsOut(), "reverted"), ("aot_eager", "steady")],
+    ids=["compile", "run", "nothing"],
+)
+def test_no_model_outlives_its_fit(backend: Any, phase: str, scope: str) -> None:
     models = list[weakref.ref[Net]]()
     for _ in range(3):
         model = Net(n_block=1)
         models.append(weakref.ref(model))
-        callback = hot(backend=backend, scope="step", compile_optimizer=False, on_error="eager")
-        fit(model, [callback], max_epochs=1)
-        assert callback.report.phase == "reverted"
+        callback = hot(backend=backend, scope=scope, compile_optimizer=False, on_error="eager")
+        fit(model, [callback], max_epochs=4)
+        assert callback.report.phase == phase
         del model, callback
         gc.collect()
     assert [ref() for ref in models] == [None] * 3

@@ -79,7 +79,8 @@ def compare(
     Both start from the same seed. Where they differ and two eager runs with other seeds differ as well,
     the difference must be within that noise, and the two functions that ``neutral`` returns, the same
     graph eager and compiled without its random numbers, must agree by the strict rule. With
-    ``draws_as_eager`` both must have drawn as many numbers as well: noise hides that two draws became one.
+    ``draws_as_eager`` both must have drawn as many numbers as well: noise hides that two draws became one,
+    and after one that was left out the next draws are others.
 
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code
@@ -132,15 +133,15 @@ class _Comparison:
         )
         try:
             difference, kinds, agrees, as_many = self._strictly(first, eager, compiled)
-            if agrees:
-                return replace(learned, error=difference)
-            if self._draws_as_eager and not as_many:
+            if self._draws_as_eager and not as_many:  # if all else agrees, the next draw is another one
                 return replace(
                     learned,
                     agrees=False,
                     error=difference,
                     reason="does not draw as many random numbers as eager",
                 )
+            if agrees:
+                return replace(learned, error=difference)
             noise = largest_difference(first, self._trial.run(eager, _SEEDS[1]))
             del first
             if noise > 0:
