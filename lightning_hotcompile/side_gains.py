@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.fused_memory import FusedMemory
@@ -40,15 +41,23 @@ class SideGains:
     ) -> None:
         train = stage == TRAIN
         self.heap = HeapWatch(module.device.type, wanted=config.keep_freed_memory and train)
-        self.fused = FusedWatch(
-            trainer.optimizers,
-            wanted=train and uses_fused_optimizers(trainer, config),
-            # Who asks for compiled code whatever it costs has it first.
-            after=config.threshold + (not config.cost_gate),
-            min_speedup=config.min_speedup,
-            memory=memory,
-        )
+        self._trainer = trainer
+        self._config = config
+        self._memory = memory
+        self._wants_fused = train and uses_fused_optimizers(trainer, config)
+        # Who asks for compiled code whatever it costs has it first.
+        self.fused = self._fused_of(trainer.optimizers, after=config.threshold + (not config.cost_gate))
+        self._optimizers = list(trainer.optimizers)
         self._story = story
+
+    def _fused_of(self, optimizers: Sequence[Optimizer], *, after: int) -> FusedWatch:
+        return FusedWatch(
+            optimizers,
+            wanted=self._wants_fused,
+            after=after,
+            min_speedup=self._config.min_speedup,
+            memory=self._memory,
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -66,7 +75,14 @@ class SideGains:
         return any(each.runs for each in self.fused.report())
 
     def consider_step(self, steps: int, tracks: Iterable[Track]) -> None:
-        """A step is about to be decided on, after so many others; a trial begins if no track is at work."""
+        """A step is about to be decided on, after so many others; a trial begins if no track is at work.
+
+        Optimizers that somebody has put in place of those from the beginning are tried anew.
+        """
+        if self._wants_fused and self._trainer.optimizers != self._optimizers:
+            self.fused.finish()
+            self._optimizers = list(self._trainer.optimizers)
+            self.fused = self._fused_of(self._optimizers, after=steps + self._config.threshold)
         self.fused.begin_step(steps, lambda: not any(track.phase.is_at_work for track in tracks))
 
     def begin_step(self) -> None:

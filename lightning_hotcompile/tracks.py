@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.machine import Phase, State
@@ -19,6 +19,10 @@ _UNITS_THAT_MAY_COMPILE = 3
 _MISSES_BEFORE_RECOMPILING = 3
 _MAX_RECOMPILE_EPISODES = 4
 _MAX_SETTLING_UNITS = 100
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(kw_only=True)
@@ -47,6 +51,9 @@ class Track:
     misses: int = 0
     recompile_episodes: int = 0
     failure: str | None = None
+    recompile_pays: Callable[[], bool] = _always
+    """Asked before what no longer fits may be compiled again: a run may end soon."""
+
     is_hopeless: bool = False
     """Whether it was declined since all that was left of the run was too short for anything."""
 
@@ -153,6 +160,8 @@ class Track:
 
     def _allow_recompile(self) -> None:
         self.misses = 0
+        if not self.recompile_pays():
+            return  # eager answers, and some steps later it is asked again
         self.recompile_episodes += 1
         if self.recompile_episodes > _MAX_RECOMPILE_EPISODES:
             self.failure = (

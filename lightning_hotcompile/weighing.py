@@ -122,6 +122,14 @@ class Weighing:
         weighs = self._config.cost_gate and self._config.threshold > 0
         return self.forecast(track) if weighs and track.hot and self.known(track) is None else None
 
+    def recompile_pays(self, track: Track) -> bool:
+        """Whether compiling this plan once more, by what it has taken and gained in this run, is worth it."""
+        step_s, ratio = self._ledger.eager_step_s, track.pairs.ratio()
+        if not self._config.cost_gate or step_s is None or ratio is None:
+            return True
+        left = remaining_batches(self._trainer, self._stage, step_s)
+        return left is None or left * step_s * (1 - 1 / ratio.value) > self._flip.installation.timer.seconds
+
     def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
         """Whether to try one more plan after the present one."""
         step_s = self._ledger.eager_step_s or median(track.pairs.eager)  # of a batch; pairs are of units

@@ -18,7 +18,7 @@ from lightning_hotcompile import HotCompile
 from lightning_hotcompile.fused_memory import LASTS, FusedMemory, digest_of
 from lightning_hotcompile.fused_watch import LOOKS, MOST_IDLE, STEPS_AFTER, FusedWatch
 from lightning_hotcompile.plan.forecast import Decision
-from lightning_hotcompile.plan.optimizers import why_not_fused
+from lightning_hotcompile.plan.optimizers import has_kernel, why_not_fused
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.report import FusedOptimizer, Report
 from lightning_hotcompile.receipt.step_record import StepRecord
@@ -629,3 +629,31 @@ class TestAnOptimizerThatMakesNoUpdate:
         assert_same(model, plain, 1e-5)
         assert [found.kept for found in callback.report.fused] == [True, True]
         assert 0 < callback.report.fused[1].runs < callback.report.fused[0].runs
+
+
+@pytest.mark.usefixtures("three_times_faster")
+class TestOptimizersThatAreReplaced:
+    def test_the_new_one_is_tried_anew_and_the_old_one_let_go(self) -> None:
+        old = list[torch.optim.Optimizer]()
+
+        class Replaces(pl.Callback):
+            def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+                if trainer.current_epoch == 3:
+                    old.append(trainer.optimizers[0])
+                    trainer.strategy.setup_optimizers(trainer)
+
+        class Looks(pl.Callback):
+            def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+                if old:
+                    seen.append(has_kernel(trainer.optimizers[0]))
+
+        seen, plain, model, callback = list[bool](), seeded(Net), seeded(Net), quiet()
+        fit(plain, [Replaces()], max_epochs=8)
+        old.clear()
+        fit(model, [callback, Replaces(), Looks()], max_epochs=8)
+        assert_same(model, plain, 1e-5)
+        assert any(seen)
+        assert not has_kernel(old[0])
+        (found,) = callback.report.fused
+        assert found.kept
+        assert 0 < found.runs < 5 * 12

@@ -222,3 +222,16 @@ class TestBook:
         assert (book.flipped(), book.anyone_uses_compiled_code()) == (0, False)
         book.of(signature("b")).state = State(phase=phase, flips=1)
         assert (book.flipped(), book.anyone_uses_compiled_code()) == (1, phase.uses_compiled_code)
+
+
+def test_what_does_not_fit_is_compiled_again_only_where_that_pays() -> None:
+    found, pays = track(Phase.STEADY), False
+    found.recompile_pays = lambda: pays
+    for _ in range(10 * MISSES):
+        assert found.lane() is Lane.REUSE
+        found.ran(lane=Lane.REUSE, compiled=False, ends_unit=True)
+    assert (found.recompile_episodes, found.failure) == (0, None)
+    pays = True
+    for _ in range(MISSES):
+        found.ran(lane=Lane.REUSE, compiled=False, ends_unit=True)
+    assert found.lane() is Lane.COMPILE

@@ -1,0 +1,54 @@
+"""What compiling once more would cost and save in what is left of a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_hotcompile import weighing
+from lightning_hotcompile.receipt.step_record import PairedUnits
+from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.signature import StepSignature
+from lightning_hotcompile.weighing import Weighing
+
+
+def twice_as_fast() -> Track:
+    pairs = PairedUnits()
+    for _ in range(10):
+        pairs.add_unit(False, 0.02, False)
+        pairs.add_unit(True, 0.01, False)
+    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None, 0)
+    return Track(signature=signature, pairs=pairs)
+
+
+def weighs(**given: Any) -> Weighing:
+    """Compiling has taken 5 s in this run, an eager step takes 10 ms, and half of that is saved."""
+    found = Weighing.__new__(Weighing)
+    facts = {"step_s": 0.01, "compile_s": 5.0, "cost_gate": True, **given}
+    found._ledger = SimpleNamespace(eager_step_s=facts["step_s"])  # type: ignore[assignment]
+    found._config = SimpleNamespace(cost_gate=facts["cost_gate"])  # type: ignore[assignment]
+    timer = SimpleNamespace(seconds=facts["compile_s"])
+    found._flip = SimpleNamespace(installation=SimpleNamespace(timer=timer))  # type: ignore[assignment]
+    found._trainer, found._stage = None, "train"  # type: ignore[assignment]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("left", "pays"), [(None, True), (10_000, True), (1001, True), (999, False), (0, False)]
+)
+def test_a_recompile_pays_if_what_is_left_saves_more_than_the_first_one_took(
+    left: int | None, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    assert weighs().recompile_pays(twice_as_fast()) is pays
+
+
+def test_without_a_forecast_or_a_measure_it_is_not_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: 1)
+    unmeasured = twice_as_fast()
+    unmeasured.pairs = PairedUnits()
+    assert weighs(cost_gate=False).recompile_pays(twice_as_fast())
+    assert weighs(step_s=None).recompile_pays(twice_as_fast())
+    assert weighs().recompile_pays(unmeasured)
