@@ -113,6 +113,12 @@ class HotCompile(EvaluationHooks):
         self._events = EventLog(event_log)
         self._reports: dict[str, Report] = {}
         self._resumed: dict[str, Any] = {}
+        self._obeyed: dict[str, Any] = {}
+        """The verdict of an earlier run that has declined this one, for the run that resumes it in turn."""
+
+        self._ended: Report | None = None
+        """Of the training that has ended, as long as no other one has begun."""
+
         self._store = StoreInUse(store, backend)
 
     # --- what a user reads ------------------------------------------------------------------------
@@ -138,7 +144,9 @@ class HotCompile(EvaluationHooks):
     # --- Lightning's hooks ------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Open the event log on rank zero only."""
+        """Open the event log on rank zero only; a fit knows no verdict but that of its own checkpoint."""
+        if stage == "fit":
+            self._resumed, self._obeyed, self._ended = {}, {}, None
         self._events = self._events if trainer.is_global_zero else EventLog(None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -198,8 +206,9 @@ class HotCompile(EvaluationHooks):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep what a resumed run has to know: the verdict on this plan, in plain types."""
-        if (kept := to_keep(self._runs.get(TRAIN), self._reports.get(TRAIN))) is not None:
-            checkpoint[CHECKPOINT_KEY] = kept
+        kept = to_keep(self._runs.get(TRAIN), self._ended) or self._obeyed
+        if kept:
+            checkpoint[CHECKPOINT_KEY] = dict(kept)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -247,6 +256,7 @@ class HotCompile(EvaluationHooks):
         if plan is not None and stage == TRAIN:
             then, self._resumed = self._resumed, {}
             reason = why_not_again(then, plan.digest)
+            self._obeyed = then if reason else {}
         if plan is not None and plan.is_empty:
             reason = f"nothing to compile in {type(module).__name__} (scope {plan.scope}: {plan.reason})"
         return plan, reason
@@ -255,7 +265,8 @@ class HotCompile(EvaluationHooks):
         if (run := self._runs.pop(stage, None)) is not None:
             if stage == TRAIN:
                 self._progress_bar.take_out()
-            self._reports[stage] = run.finish()
+            self._reports[stage] = report = run.finish()
+            self._ended = report if stage == TRAIN else self._ended
 
     def _finish_all(self) -> None:
         for stage in reversed(list(self._runs)):

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_hotcompile.fused_memory import Timed
 from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.receipt.step_record import PairedUnits
-from lightning_hotcompile.swap.dynamo import version_of
 from lightning_hotcompile.swap.fused_step import FusedStep, Stage
 from lightning_hotcompile.watch.stats import Ratio
+
+MOST_IDLE = 16
+"""Units of steps without any update after which a trial is put off until there is one, the first time.
+
+A second optimizer may start late, or be none that the training uses, and nothing is compiled during a trial.
+The next time it is twice as many: some make an update in each twentieth step only.
+"""
+
+
+class UntilUpdate:
+    """Waits for the next update that an optimizer makes."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.is_over = False
+        self._handle = optimizer.register_step_post_hook(self._see)
+
+    def _see(self, *_: Any) -> None:
+        self.is_over = True
+        self.end()
+
+    def end(self) -> None:
+        """Wait no longer; a second call does nothing."""
+        self._handle.remove()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -27,12 +50,20 @@ class Waiting:
     due: int
     """Steps of the training after which it is tried."""
 
-    idle_at: int | None = None
-    """How often its weights had been changed when its trial was put off, since it made no update."""
+    most_idle: int = MOST_IDLE
+    """Units of steps without an update after which its trial is put off."""
+
+    until_update: UntilUpdate | None = None
+    """Its trial was put off: it goes on once there is an update."""
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether it waits for an update, be it for ever."""
+        return self.until_update is not None and not self.until_update.is_over
 
     def is_due(self, steps: int) -> bool:
         """Whether it is to be tried after so many steps."""
-        return steps >= self.due and (self.idle_at is None or self.idle_at != changes_of(self.optimizer))
+        return steps >= self.due and not self.is_put_off
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,8 +76,14 @@ class OnTrial:
     known: Timed | None
     """What an earlier run has found, so that it is not timed."""
 
+    most_idle: int
+    """As of the one that was waiting."""
+
+    steps: int = 0
+    """Of the training, since it began."""
+
     idle: int = 0
-    """Steps of the training without an update."""
+    """Units of these without an update."""
 
     looks: int = 0
     ratio: Ratio | None = None
@@ -74,12 +111,6 @@ class OnTrial:
     def saves_s(self) -> float:
         """Seconds by which the kernel is faster, as far as is known."""
         return (self.loop_s or 0.0) - (self.fused_s or 0.0)
-
-
-def changes_of(optimizer: Optimizer) -> int:
-    """How often its weights were changed in place until now."""
-    weights = (weight for group in optimizer.param_groups for weight in group["params"])
-    return sum(version_of(weight) or 0 for weight in weights)
 
 
 def told(trial: OnTrial) -> FusedOptimizer:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch.optim import Optimizer
 
 from lightning_hotcompile.fused_memory import FusedMemory
-from lightning_hotcompile.fused_trials import OnTrial, Waiting, changes_of, told
+from lightning_hotcompile.fused_trials import OnTrial, UntilUpdate, Waiting, told
 from lightning_hotcompile.plan.optimizers import HAVE_FUSED, why_not_fused
 from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.receipt.step_record import PairedUnits
@@ -19,12 +19,6 @@ LOOKS: tuple[int, ...] = (8, 16, 32)
 
 MOST_STEPS = 512
 """Of the training in which a trial has to end: nothing is compiled before, and no step slept through."""
-
-MOST_IDLE = 16
-"""Of the training in which an optimizer on trial makes no update: its trial is put off until it does.
-
-A second optimizer may start late, or be none that the training uses, and nothing is compiled during a trial.
-"""
 
 STEPS_AFTER = 3
 """Steps after a trial until a forecast knows what a step takes with the kernel."""
@@ -63,16 +57,16 @@ class FusedWatch:
         self._waiting: list[Waiting] | None = None
         self._on_trial: list[OnTrial] = []
         self._undecided: list[OnTrial] = []
+        self._put_off: list[FusedStep] = []
         self._refused: list[str] = []
         self._until_told = 0
-        self._steps = 0
         self._updates = 0
 
     @property
     def is_busy(self) -> bool:
         """Whether steps have to be looked at, since one is on trial or will be."""
         waiting = self._waiting
-        has_some = bool(self._optimizers) if waiting is None else any(w.idle_at is None for w in waiting)
+        has_some = bool(self._optimizers) if waiting is None else not all(w.is_put_off for w in waiting)
         return has_some or bool(self._undecided) or self._until_told > 0
 
     @property
@@ -120,7 +114,9 @@ class FusedWatch:
             step = FusedStep(optimizer, pairs.add_unit, is_timed=known is None)
             step.put()
             ratio = None if known is None else known.speedup
-            trial = OnTrial(name=each.name, step=step, pairs=pairs, known=known, ratio=ratio)
+            trial = OnTrial(
+                name=each.name, step=step, pairs=pairs, known=known, most_idle=each.most_idle, ratio=ratio
+            )
             self._on_trial.append(trial)
             self._undecided.append(trial)
 
@@ -131,16 +127,22 @@ class FusedWatch:
     def _is_worth_it(self, ratio: Ratio) -> bool:
         return ratio.verdict == "faster" and ratio.value >= self._min_speedup
 
-    def end_step(self) -> tuple[bool, list[FusedOptimizer]]:
-        """A step has ended: whether it took another time than usual, and what was decided after it."""
+    def end_step(self, *, ends_unit: bool = True) -> tuple[bool, list[FusedOptimizer]]:
+        """A step has ended: whether it took another time than usual, and what was decided after it.
+
+        Args:
+            ends_unit: whether gradients are not accumulated further.
+        """
         disturbed = sum(each.step.updates for each in self._undecided) != self._updates
-        self._steps += bool(self._undecided)
+        for each in self._undecided:
+            each.steps += 1
+            each.idle += ends_unit and not each.step.updates
         self._until_told = max(0, self._until_told - 1)
         self._put_off_idle()
         for each in self._undecided:
             self._look_at(each)
-            if self._steps >= MOST_STEPS and not each.is_over:
-                each.step.leave(f"{each.step.updates} updates in {self._steps} steps are too few to tell")
+            if each.steps >= MOST_STEPS and not each.is_over:
+                each.step.leave(f"{each.step.updates} updates in {each.steps} steps are too few to tell")
         decided = [each for each in self._undecided if each.is_over]
         self._undecided = [each for each in self._undecided if not each.is_over]
         if any(each.step.stage is Stage.KEPT for each in decided):
@@ -148,18 +150,21 @@ class FusedWatch:
         return disturbed, list(map(told, decided))
 
     def _put_off_idle(self) -> None:
-        for each in self._undecided:
-            each.idle += not each.step.updates
-        idle = [each for each in self._undecided if each.idle >= MOST_IDLE]
-        for each in idle:
-            each.step.take_out()
-            optimizer = each.step.optimizer
+        for trial in [each for each in self._undecided if each.idle >= each.most_idle]:
+            self._undecided.remove(trial)
+            self._on_trial.remove(trial)
+            self._put_off.append(trial.step)
+            trial.step.take_out()
+            optimizer = trial.step.optimizer
             later = Waiting(
-                name=each.name, optimizer=optimizer, known=each.known, due=0, idle_at=changes_of(optimizer)
+                name=trial.name,
+                optimizer=optimizer,
+                known=trial.known,
+                due=0,
+                most_idle=2 * trial.most_idle,
+                until_update=UntilUpdate(optimizer),
             )
             self._waiting = [*(self._waiting or ()), later]
-        self._undecided = [each for each in self._undecided if each not in idle]
-        self._on_trial = [each for each in self._on_trial if each not in idle]
 
     def _look_at(self, trial: OnTrial) -> None:
         step, left = trial.step, LOOKS[trial.looks :]
@@ -176,8 +181,11 @@ class FusedWatch:
 
     def finish(self) -> None:
         """Give all optimizers back the step that they had."""
-        for each in self._on_trial:
-            each.step.take_out()
+        for step in (*(each.step for each in self._on_trial), *self._put_off):
+            step.take_out()
+        for waiting in self._waiting or ():
+            if waiting.until_update is not None:
+                waiting.until_update.end()
 
     def saved_s(self, compiled_runs: Callable[[str], int]) -> float | None:
         """Seconds that kernels have saved, less what all trials took; ``None`` where none is in use.
@@ -206,7 +214,7 @@ class FusedWatch:
                 yield f"{each.name} ({kind}) has no use for torch's fused kernel: {each.step.reason}"
         yield from (f"torch's fused kernel was not tried for {each}" for each in self._refused)
         for late in self._waiting or ():
-            if late.idle_at is not None:
+            if late.is_put_off:
                 kind = type(late.optimizer).__name__
                 yield f"torch's fused kernel was not tried for {late.name} ({kind}): it made no update"
 

@@ -80,7 +80,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         break_even_step=ledger.break_even_step,
         saved_s=ledger.saved_s,
         regions=tuple(map(_region_proof, proofs)),
-        fused=session.side.fused.report(),
+        fused=session.side.report(),
         tried=dict(session.rounds.tried),
         eager_parts=installation.taken_back,
         peak_memory_mb=session.flip.peak_memory_mb(),

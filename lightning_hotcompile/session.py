@@ -77,7 +77,7 @@ class Session:
         self._booked = 0
         self._together = Together(ranks, plan.digest)
         self.side = SideGains(trainer, module, config, stage, self.story, memory.of_optimizers)
-        self.ledger.saved_besides_s = lambda: self.side.fused.saved_s(self.rounds.compiled_runs)
+        self.ledger.saved_besides_s = lambda: self.side.saved_s(self.rounds.compiled_runs)
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
             chosen = config if plan.mode is None else replace(config, mode=plan.mode)

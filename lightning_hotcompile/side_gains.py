@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
@@ -12,6 +12,7 @@ from lightning_hotcompile.fused_memory import FusedMemory
 from lightning_hotcompile.fused_watch import FusedWatch
 from lightning_hotcompile.heap_watch import HeapWatch
 from lightning_hotcompile.preflight import uses_fused_optimizers
+from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.stages import TRAIN
@@ -48,6 +49,10 @@ class SideGains:
         # Who asks for compiled code whatever it costs has it first.
         self.fused = self._fused_of(trainer.optimizers, after=config.threshold + (not config.cost_gate))
         self._optimizers = list(trainer.optimizers)
+        self._before: list[FusedWatch] = []
+        """Of optimizers that were replaced since."""
+
+        self._was_replaced = False
         self._story = story
 
     def _fused_of(self, optimizers: Sequence[Optimizer], *, after: int) -> FusedWatch:
@@ -72,7 +77,17 @@ class SideGains:
     @property
     def has_kernels(self) -> bool:
         """Whether a fused kernel has updated weights."""
-        return any(each.runs for each in self.fused.report())
+        return any(each.runs for each in self.report())
+
+    def report(self) -> tuple[FusedOptimizer, ...]:
+        """The optimizers that were tried, those too that were replaced."""
+        return tuple(found for watch in (*self._before, self.fused) for found in watch.report())
+
+    def saved_s(self, compiled_runs: Callable[[str], int]) -> float | None:
+        """See :meth:`FusedWatch.saved_s`."""
+        saved = [*(watch.saved_s(lambda _: 0) for watch in self._before), self.fused.saved_s(compiled_runs)]
+        known = [seconds for seconds in saved if seconds is not None]
+        return sum(known) if known else None
 
     def consider_step(self, steps: int, tracks: Iterable[Track]) -> None:
         """A step is about to be decided on, after so many others; a trial begins if no track is at work.
@@ -81,6 +96,8 @@ class SideGains:
         """
         if self._wants_fused and self._trainer.optimizers != self._optimizers:
             self.fused.finish()
+            self._before.append(self.fused)
+            self._was_replaced = True
             self._optimizers = list(self._trainer.optimizers)
             self.fused = self._fused_of(self._optimizers, after=steps + self._config.threshold)
         self.fused.begin_step(steps, lambda: not any(track.phase.is_at_work for track in tracks))
@@ -91,13 +108,13 @@ class SideGains:
 
     def end_step(self, record: StepRecord) -> bool:
         """A step has ended, with nothing booked yet; whether steps take another time from now on."""
-        changed = False
+        changed, self._was_replaced = self._was_replaced, False
         if self.fused.is_busy:
-            tried, decided = self.fused.end_step()
+            tried, decided = self.fused.end_step(ends_unit=record.ends_unit)
             record.disturbed |= tried
             for found in decided:
                 self._story.tried_fused(found)
-            changed = any(found.kept for found in decided)
+            changed |= any(found.kept for found in decided)
         if self.heap.end_step(disturbed=record.disturbed):
             self._story.kept_freed_memory(self.heap.before)
             changed = True
@@ -110,4 +127,5 @@ class SideGains:
     def in_words(self) -> Iterator[str]:
         """What was found, for a receipt."""
         yield from self.heap.in_words()
-        yield from self.fused.in_words()
+        for watch in (*self._before, self.fused):
+            yield from watch.in_words()

@@ -94,7 +94,7 @@ class StepWatch:
 
     def is_one_to_record(self, track: Track, record: StepRecord) -> bool:
         """Whether this is the step whose operations are to be known, should anything be compiled."""
-        if self.op_graph is not None or record.compiled or track.is_hopeless:
+        if self.op_graph is not None or record.compiled or record.pairs is not None or track.is_hopeless:
             return False
         if self.tracks.first.phase is not Phase.OBSERVING:
             return False

@@ -123,12 +123,13 @@ class Weighing:
         return self.forecast(track) if weighs and track.hot and self.known(track) is None else None
 
     def recompile_pays(self, track: Track) -> bool:
-        """Whether compiling this plan once more, by what it has taken and gained in this run, is worth it."""
-        step_s, ratio = self._ledger.eager_step_s, track.pairs.ratio()
-        if not self._config.cost_gate or step_s is None or ratio is None:
+        """Whether compiling this plan once more is worth it, by what it has gained in this run."""
+        step_s, ratio, config = self._ledger.eager_step_s, track.pairs.ratio(), self._config
+        if not config.cost_gate or config.min_speedup == 0 or step_s is None or ratio is None:
             return True
         left = remaining_batches(self._trainer, self._stage, step_s)
-        return left is None or left * step_s * (1 - 1 / ratio.value) > self._flip.installation.timer.seconds
+        cost_s = self._assumed(None, step_s).compile_s  # this run may have found its first code in a cache
+        return left is None or left * step_s * (1 - 1 / ratio.value) > cost_s
 
     def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
         """Whether to try one more plan after the present one."""

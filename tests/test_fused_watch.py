@@ -16,7 +16,8 @@ from torch import nn
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.fused_memory import LASTS, FusedMemory, digest_of
-from lightning_hotcompile.fused_watch import LOOKS, MOST_IDLE, STEPS_AFTER, FusedWatch
+from lightning_hotcompile.fused_trials import MOST_IDLE
+from lightning_hotcompile.fused_watch import LOOKS, STEPS_AFTER, FusedWatch
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.optimizers import has_kernel, why_not_fused
 from lightning_hotcompile.receipt.ledger import Ledger
@@ -621,6 +622,31 @@ class TestAnOptimizerThatMakesNoUpdate:
             "\n", " "
         )
 
+    def test_one_over_the_weights_of_the_other_keeps_nothing_waiting_either(self) -> None:
+        class Shared(Never):
+            def configure_optimizers(self) -> Any:
+                return [torch.optim.AdamW(self.parameters()), torch.optim.AdamW(self.parameters())]
+
+        callback = quiet(cost_gate=False, backend="aot_eager", min_speedup=0.0, prewarm=False)
+        train(callback, seeded(Shared))
+        assert entered(callback.report)["flipping"] < 2 * MOST_IDLE + 10
+
+    def test_one_that_makes_an_update_now_and_then_is_tried_in_the_end(self) -> None:
+        class Rarely(Late):
+            seen = 0
+
+            def training_step(self, batch: Any, batch_idx: int) -> None:
+                self.seen += 1
+                self.begins = 0 if self.seen % 20 == 0 else 10_000
+                super().training_step(batch, batch_idx)
+
+        plain, model, callback = seeded(Rarely), seeded(Rarely), quiet()
+        fit(plain, max_epochs=40)
+        fit(model, [callback], max_epochs=40)
+        assert_same(model, plain, 1e-5)
+        assert [found.kept for found in callback.report.fused] == [True, True]
+        assert not any(o._optimizer_step_post_hooks for o in model.trainer.optimizers)
+
     def test_it_is_tried_once_it_makes_one(self) -> None:
         plain, callback = seeded(Late), quiet()
         fit(plain, max_epochs=10)
@@ -654,6 +680,5 @@ class TestOptimizersThatAreReplaced:
         assert_same(model, plain, 1e-5)
         assert any(seen)
         assert not has_kernel(old[0])
-        (found,) = callback.report.fused
-        assert found.kept
-        assert 0 < found.runs < 5 * 12
+        assert [found.kept for found in callback.report.fused] == [True, True]
+        assert all(0 < found.runs < 5 * 12 for found in callback.report.fused)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
-from lightning_hotcompile.watch.stats import Ratio, center_of, paired_ratio
+from lightning_hotcompile.watch.stats import Ratio, robust_ratio
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -108,11 +108,6 @@ class PairedUnits:
     def ratio(self, confidence: float = 0.95) -> Ratio | None:
         """Eager time / compiled time with its interval, or ``None`` with too few pairs.
 
-        Its value is that of :func:`~lightning_hotcompile.watch.stats.center_of`, since steps may be heavy in
-        turns.
+        Steps may be heavy in turns, so it is :func:`~lightning_hotcompile.watch.stats.robust_ratio`.
         """
-        ratio = paired_ratio(self.eager, self.compiled, confidence)
-        if ratio is None:
-            return None
-        center = center_of([e / c for e, c in zip(self.eager, self.compiled, strict=True) if e > 0 and c > 0])
-        return replace(ratio, value=min(max(center, ratio.low), ratio.high))
+        return robust_ratio(self.eager, self.compiled, confidence)

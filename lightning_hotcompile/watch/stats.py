@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from statistics import median
@@ -138,19 +138,6 @@ def has_first_arm(turn: int) -> bool:
     return second == _ORDER >> pair % 64 & 1
 
 
-def center_of(ratios: Sequence[float]) -> float:
-    """The value around which ratios lie: the median of the geometric means of any two, one twice included.
-
-    After Hodges and Lehmann (1963). It minds single outliers as little as the median, and where half of the
-    ratios are too large by a factor and the others too small by it, it still has the one in the middle, also
-    if these are not exactly as many; the median would be one of the two.
-
-    Raises:
-        ValueError: there are no ratios.
-    """
-    return median(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
-
-
 def paired_ratio(eager: Sequence[float], compiled: Sequence[float], confidence: float = 0.95) -> Ratio | None:
     """Median of eager time / compiled time over pairs of neighbouring steps.
 
@@ -186,6 +173,21 @@ def paired_ratio(eager: Sequence[float], compiled: Sequence[float], confidence: 
     return Ratio(
         value=_quantile(ratios, 0.5), low=ratios[rank - 1], high=ratios[n - rank], n=n, confidence=confidence
     )
+
+
+def robust_ratio(eager: Sequence[float], compiled: Sequence[float], confidence: float = 0.95) -> Ratio | None:
+    """As :func:`paired_ratio`, with another value: the estimate of Hodges and Lehmann (1963).
+
+    That is the median of the geometric means of any two ratios, one twice included. It minds single outliers
+    as little as the median. Where steps are heavy in turns, about half of the ratios are too large by some
+    factor and the others too small by it: this has what is in the middle, the median would have one of both.
+    """
+    ratio = paired_ratio(eager, compiled, confidence)
+    if ratio is None:
+        return None
+    ratios = [e / c for e, c in zip(eager, compiled, strict=True) if _is_time(e) and _is_time(c)]
+    center = median(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
+    return replace(ratio, value=min(max(center, ratio.low), ratio.high))
 
 
 def _is_time(seconds: float) -> bool:
