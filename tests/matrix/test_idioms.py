@@ -467,7 +467,7 @@ CELLS = [
     Cell(name="more of Python's numbers", model=MorePython),
     Cell(name="more of numpy's numbers", model=MoreNumpy),
     Cell(name="skips some", model=SkipsSome),
-    Cell(name="collects", model=Collects),
+    Cell(name="collects", model=Collects, trainer={"max_epochs": 6}),
     Cell(name="anneals", model=Anneals),
     Cell(name="times itself", model=Times, auto=Expect(phase="settling")),
     Cell(name="tries", model=Tries),
