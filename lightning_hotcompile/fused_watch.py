@@ -100,7 +100,7 @@ class FusedWatch:
             known = self._memory.of(optimizer, CONFIDENCE)
             if known is not None and not self._is_worth_it(known.speedup):
                 found = f"an earlier run has timed it, {_not_faster(known.speedup, self._min_speedup)}"
-                self._refused.append(f"{name} ({type(optimizer).__name__}): {found}")
+                self._refuse(name, optimizer, found)
             else:
                 yield Waiting(name=name, optimizer=optimizer, known=known, due=1 if known else due)
 

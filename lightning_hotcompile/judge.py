@@ -116,10 +116,6 @@ class Judge:
         known = self._weighing.why_no_prewarm() or self._memory.has_code_of(track.signature, plan.name)
         return "off" if known else "wanted"
 
-    def recompile_pays(self, track: Track) -> bool:
-        """Whether what is left of the run pays for compiling again what no longer fits its steps."""
-        return self._weighing.recompile_pays(track)
-
     def may_try_others(self, track: Track) -> bool:
         """Whether other plans than the first one are for this callback to try: at least all of that one."""
         config, plan = self._config, self._flip.installation.plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.judge import Judge
@@ -135,7 +134,6 @@ class Moves:
             self._together.begin_compile()
         if track.phase is Phase.FLIPPING and before.phase is not Phase.FLIPPING:
             track.began_flip()
-            track.recompile_pays = partial(self._judge.recompile_pays, track)
             self._ledger.pairs = track.pairs
             self._story.planned(self._plan.name, self._plan.reason, len(self._plan.regions), str(self._plan))
         self._learn_from(track, before, transition.action, facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.judge import Judge
@@ -209,7 +208,6 @@ class Rounds:
         self.now = best.round
         track.state = replace(best.state, reason=reason, flips=max(best.state.flips, track.state.flips))
         track.pairs = self._ledger.pairs = best.pairs
-        track.recompile_pays = partial(best.round.judge.recompile_pays, track)
         track.forget_misses()  # those of the plan that was tried
 
     def _begin_another(self, track: Track) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -87,7 +87,7 @@ class Session:
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
             return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)
 
-        others = functools.cache(functools.partial(other_plans, trainer, module, config, plan))
+        others = cache(partial(other_plans, trainer, module, config, plan))
         spare = config.compile_optimizer == "auto" and config.max_flips > 1 and config.min_speedup > 0
         self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
@@ -118,8 +118,7 @@ class Session:
                 self.flip.batch.begin(batch, track.signature.batch)
         wanted = track.lane()
         lane = self.flip.lane(wanted)
-        record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER)
-        record.pairs = track.interleaved
+        record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER, pairs=track.interleaved)
         if record.pairs is not None:
             # it may compile, and is looked at for NaN; or it has to be eager
             record.disturbed = lane is Lane.COMPILE or lane is not wanted
@@ -153,8 +152,8 @@ class Session:
         if self.side.end_step(record):
             self.book_finished_steps()
             self.ledger.forget_eager_steps()
-        looks = looks_before(lane, nothing_pays=self.watch.tracks.all_are_hopeless())
-        if self._calm >= looks and not self.side.is_busy:
+        nothing_pays = self.watch.tracks.all_are_hopeless()
+        if self._calm >= looks_before(lane, nothing_pays=nothing_pays) and not self.side.is_busy:
             self.nap = Nap(track, lane, self.flip, self._now)
         self.ledger.own_s += self._now() - start
 
@@ -167,7 +166,8 @@ class Session:
         record.disturbed |= new_graphs or (lane is not Lane.EAGER and not ran)
         if record.without is not None:
             lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
-        track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit)
+        pays = partial(self.rounds.now.weighing.recompile_pays, track)
+        track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit, recompile_pays=pays)
         if record.disturbed:
             self._stay_awake()
         if not self._is_at_rest(track):

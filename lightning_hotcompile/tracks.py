@@ -51,9 +51,6 @@ class Track:
     misses: int = 0
     recompile_episodes: int = 0
     failure: str | None = None
-    recompile_pays: Callable[[], bool] = _always
-    """Asked before what no longer fits may be compiled again: a run may end soon."""
-
     is_hopeless: bool = False
     """Whether it was declined since all that was left of the run was too short for anything."""
 
@@ -79,9 +76,9 @@ class Track:
         """Which way the next step of this signature goes, when something is installed.
 
         While settling, eager and compiled units alternate, in an order without a period: batches that
-        alternate as well would else all meet the same kind. Compiling is allowed
-        in the first few compiled units (a step may have a second variant) and after repeated misses;
-        otherwise nothing that is not compiled yet may stall a step.
+        alternate as well would else all meet the same kind. Compiling is allowed in the first few compiled
+        units (a step may have a second variant) and after repeated misses; otherwise nothing that is not
+        compiled yet may stall a step.
         """
         if not self.phase.uses_compiled_code:
             return Lane.EAGER
@@ -134,8 +131,13 @@ class Track:
         self.state = State(reason=reason, flips=self.state.flips)
         self.hot = True
 
-    def ran(self, *, lane: Lane, compiled: bool, ends_unit: bool) -> None:
-        """Book one step: which lane it had, and whether compiled code ran."""
+    def ran(
+        self, *, lane: Lane, compiled: bool, ends_unit: bool, recompile_pays: Callable[[], bool] = _always
+    ) -> None:
+        """Book one step: which lane it had, and whether compiled code ran.
+
+        ``recompile_pays`` is asked before what no longer fits may be compiled again: a run may end soon.
+        """
         self.steps += 1
         if self.phase in (Phase.SETTLING, Phase.REFINING) and ends_unit:
             self.settling_units += 1
@@ -148,7 +150,7 @@ class Track:
         if lane is Lane.REUSE:
             self.misses = 0 if compiled else self.misses + 1
             if self.misses >= _MISSES_BEFORE_RECOMPILING:
-                self._allow_recompile()
+                self._allow_recompile(recompile_pays)
 
     def slept(self, steps: int, *, compiled: bool, missed: bool) -> None:
         """Book steps of a nap, the last of which may have missed the compiled code."""
@@ -158,9 +160,9 @@ class Track:
             self.compiled_steps += steps - missed
             self.misses = int(missed)
 
-    def _allow_recompile(self) -> None:
+    def _allow_recompile(self, pays: Callable[[], bool]) -> None:
         self.misses = 0
-        if not self.recompile_pays():
+        if not pays():
             return  # eager answers, and some steps later it is asked again
         self.recompile_episodes += 1
         if self.recompile_episodes > _MAX_RECOMPILE_EPISODES:

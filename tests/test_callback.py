@@ -236,7 +236,7 @@ class TestGate:
         assert [e["step"] for e in changed] == [SOON]
         assert "loading compiled code alone takes about" in callback.report.reason
         assert callback.report.decision == callback.report.reason
-        assert "hot" not in {e["kind"] for e in callback.report.events}
+        assert "detected" not in {e["kind"] for e in callback.report.events}
 
     def test_a_run_of_unknown_length_is_watched_until_it_is_hot(self) -> None:
         class Batches(torch.utils.data.IterableDataset[Any]):

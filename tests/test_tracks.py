@@ -225,13 +225,11 @@ class TestBook:
 
 
 def test_what_does_not_fit_is_compiled_again_only_where_that_pays() -> None:
-    found, pays = track(Phase.STEADY), False
-    found.recompile_pays = lambda: pays
+    found = track(Phase.STEADY)
     for _ in range(10 * MISSES):
         assert found.lane() is Lane.REUSE
-        found.ran(lane=Lane.REUSE, compiled=False, ends_unit=True)
+        found.ran(lane=Lane.REUSE, compiled=False, ends_unit=True, recompile_pays=lambda: False)
     assert (found.recompile_episodes, found.failure) == (0, None)
-    pays = True
     for _ in range(MISSES):
-        found.ran(lane=Lane.REUSE, compiled=False, ends_unit=True)
+        found.ran(lane=Lane.REUSE, compiled=False, ends_unit=True, recompile_pays=lambda: True)
     assert found.lane() is Lane.COMPILE

@@ -65,7 +65,9 @@ class Decision:
 class Child:
     """A child process that compiles while training goes on."""
 
-    seconds: float  # until it is done
+    seconds: float
+    """Until it is done."""
+
     slowed: float = 0.0
     """Share of these seconds by which training falls behind, since it has a thread less."""
 
@@ -168,10 +170,9 @@ def forecast(
 
 
 def too_short(*, remaining_steps: int | None, step_s: float | None, load_s: float) -> Decision | None:
-    """The decision against compiling in a run that is too short for any gain; ``None`` if it is not.
+    """The decision against compiling where too little is left for any gain; ``None`` where there is more.
 
-    It is if all that is left takes no longer than half of what loading compiled code does, the least that
-    compiled code can cost. Half, since that was fitted on one machine.
+    That is half of what loading compiled code takes, the least that it costs; half, as machines differ.
 
     Args:
         remaining_steps: steps that are left, ``None`` if unknown.

@@ -163,8 +163,8 @@ def choose_scope(
     obstacle = _why_not_whole(module, islands, step)
     if obstacle is not None:
         return "regions", obstacle
-    # of a model with fewer modules than that nobody need know which of them are alike
-    has_many = any(number >= MANY_BLOCKS for number, _ in enumerate(module.modules()))
+    # a model with fewer modules has no need to be searched for those that are alike
+    has_many = sum(1 for _ in module.modules()) > MANY_BLOCKS
     repeated = [b for b in find_regions(module)[0] if b.repeated] if has_many else []
     if len(repeated) >= MANY_BLOCKS:
         return "regions", f"{len(repeated)} repeated blocks: one block compiles faster than the whole step"
