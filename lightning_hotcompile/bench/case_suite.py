@@ -99,7 +99,7 @@ class CaseSuite(ABC):
         console: Console | None = None,
     ) -> list[Row]:
         """Measure what is not in ``folder`` yet, write all results, and return the rows."""
-        runner, console = runner or self._runner(threads), console or Console()
+        runner, console = runner or self.runner_for(threads), console or Console()
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.name}.json"
         rows = _rows_in(file) if file.exists() else []
@@ -116,7 +116,9 @@ class CaseSuite(ABC):
                 self._write(folder, rows, facts)
         return rows
 
-    def _runner(self, threads: int) -> Runner:
+    def runner_for(self, threads: int) -> Runner:
+        """What measures a row, in processes of its own."""
+
         def run(case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             module, given = self.arguments(case, plan)
             given = [*given, "--threads", str(threads), "--options", json.dumps(options)]

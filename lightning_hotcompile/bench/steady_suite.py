@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from lightning_hotcompile.bench import apart
+from lightning_hotcompile.bench.apart import WITHOUT
 from lightning_hotcompile.bench.arms import EAGER, IN_PLACE
-from lightning_hotcompile.bench.case_suite import CaseSuite, Row, origin
+from lightning_hotcompile.bench.case_suite import CaseSuite, Row, Runner, origin
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError, near_names
 
@@ -21,7 +24,14 @@ step / our step: the median over pairs of neighbouring blocks, the first steps o
 interval of the sign test. Above 1 the callback's step is the faster one. By hand means `model.compile()`,
 `.compile()` on each repeated block, and `training_step` compiled with its logs replayed, with the optimizer
 eager, compiled, or by torch's fused kernel. The goals: at least 0.99 of the best of these, and at least 0.95
-of eager."""
+of eager.
+
+`without` is what a user sees who adds the callback: eager steps in a process that never had it, against the
+callback's steps in another one. Only there the memory that stays with the process counts, which the eager
+steps of a process with the callback gain by as well. Processes take turns; the median over the pairs, the
+least and the most."""
+
+COLUMNS = (EAGER, WITHOUT, *(arm for arm in IN_PLACE if arm != EAGER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,22 +39,33 @@ class SteadySuite(CaseSuite):
     """Compares steps on cases.
 
     Raises:
-        ConfigError: an unknown case or arm, or fewer than 12 blocks.
+        ConfigError: an unknown case or arm, fewer than 12 blocks, no pair, or fewer than 10 steps.
     """
 
     arms: Sequence[str]
     blocks: int = 60
     """Blocks of steps, of both ways together."""
 
+    pairs: int = 3
+    """Of processes, for the arm ``without``."""
+
+    steps: int = 200
+    """Timed in each of these processes."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for arm in self.arms:
-            if arm not in IN_PLACE:
+            if arm not in COLUMNS:
                 raise ConfigError(
-                    f"arms: {arm!r} is unknown: use {', '.join(IN_PLACE)}{near_names(str(arm), IN_PLACE)}."
+                    f"arms: {arm!r} is unknown: use {', '.join(COLUMNS)}{near_names(str(arm), COLUMNS)}."
                 )
-        if self.blocks < 12:
-            raise ConfigError(f"blocks={self.blocks!r} is not allowed: give 12 or more.")
+        for name, value, least in (
+            ("blocks", self.blocks, 12),
+            ("pairs", self.pairs, 1),
+            ("steps", self.steps, 10),
+        ):
+            if value < least:
+                raise ConfigError(f"{name}={value!r} is not allowed: give {least} or more.")
 
     @property
     def name(self) -> str:
@@ -60,6 +81,17 @@ class SteadySuite(CaseSuite):
         """The module that measures a row, and what it is told."""
         return "lightning_hotcompile.bench.one_steady", [case, plan, "--blocks", str(self.blocks)]
 
+    def runner_for(self, threads: int) -> Runner:
+        """A row in one process; the arm ``without`` in several."""
+        in_turns = super().runner_for(threads)
+
+        def run(case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+            if plan != WITHOUT:
+                return in_turns(case, plan, options, folder)
+            return apart.in_pairs(apart.side(case, self.steps, options, folder, threads), self.pairs)
+
+        return run
+
     def line(self, row: Row) -> str:
         """A row for the console."""
         if row.get("ratio") is None:
@@ -69,7 +101,7 @@ class SteadySuite(CaseSuite):
     def page(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
         """A table with a row for each case, and which of them miss a goal."""
         cases = dict.fromkeys(row["case"] for row in rows)
-        arms = [arm for arm in IN_PLACE if any(row["plan"] == arm for row in rows)]
+        arms = [arm for arm in COLUMNS if any(row["plan"] == arm for row in rows)]
         table = [["case", "callback", *arms, "of the best by hand"], ["---"] * (len(arms) + 3)]
         missed, bests = list[str](), list[float]()
         for case in cases:
@@ -79,10 +111,12 @@ class SteadySuite(CaseSuite):
             cells = [_cell(found.get(arm)) for arm in arms]
             table.append([case, _phases(found), *cells, "" if best is None else f"{best:.3f}"])
             missed += _missed(case, found, best)
-        eager = [row["ratio"] for row in rows if row["plan"] == EAGER and row.get("ratio") is not None]
+        eager, without = (_ratios(rows, arm) for arm in (EAGER, WITHOUT))
+        means = [_mean("eager / ours", eager), _mean("the best by hand / ours", bests)]
+        means[1:1] = [_mean("a run without the callback / ours", without)] if without else []
         parts = [
             "# The step in the end",
-            f"{_mean('eager / ours', eager)} {_mean('the best by hand / ours', bests)}",
+            " ".join(means),
             HOW,
             "\n".join(f"| {' | '.join(line)} |" for line in table),
             "## Below a goal",
@@ -91,6 +125,10 @@ class SteadySuite(CaseSuite):
             origin(facts),
         ]
         return "\n\n".join(parts) + "\n"
+
+
+def _ratios(rows: Sequence[Row], arm: str) -> list[float]:
+    return [row["ratio"] for row in rows if row["plan"] == arm and row.get("ratio") is not None]
 
 
 def _mean(what: str, ratios: Sequence[float]) -> str:
@@ -102,8 +140,8 @@ def _mean(what: str, ratios: Sequence[float]) -> str:
 
 def _best_by_hand(found: Mapping[str, Row]) -> float | None:
     """Their step / ours for the fastest of the ways by hand."""
-    ratios = [row["ratio"] for arm, row in found.items() if arm != EAGER and row.get("ratio") is not None]
-    return min(ratios, default=None)
+    by_hand = [row for arm, row in found.items() if arm not in (EAGER, WITHOUT)]
+    return min((row["ratio"] for row in by_hand if row.get("ratio") is not None), default=None)
 
 
 def _phases(found: Mapping[str, Row]) -> str:
@@ -111,16 +149,18 @@ def _phases(found: Mapping[str, Row]) -> str:
 
 
 def _missed(case: str, found: Mapping[str, Row], best: float | None) -> list[str]:
-    eager, lines = found.get(EAGER, {}), []
+    lines = []
     if best is not None and best < BY_HAND_GOAL:
-        arm = next(a for a, row in found.items() if a != EAGER and row.get("ratio") == best)
+        arm = next(a for a in COLUMNS if a not in (EAGER, WITHOUT) and found.get(a, {}).get("ratio") == best)
         row = found[arm]
         lines.append(
             f"{case}: {_ratio(row)} against {arm} ({row['theirs_ms']:.3g} ms, ours {row['ours_ms']:.3g} ms); "
             f"{row['phase']}: {row['reason']}"
         )
-    if eager.get("ratio") is not None and eager["ratio"] < EAGER_GOAL:
-        lines.append(f"{case}: {_ratio(eager)} against eager; {eager['phase']}: {eager['reason']}")
+    for arm, against in ((EAGER, "eager"), (WITHOUT, "a run without the callback")):
+        row = found.get(arm, {})
+        if row.get("ratio") is not None and row["ratio"] < EAGER_GOAL:
+            lines.append(f"{case}: {_ratio(row)} against {against}; {row['phase']}: {row['reason']}")
     return lines
 
 

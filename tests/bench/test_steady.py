@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lightning_hotcompile.bench import one_steady
+from lightning_hotcompile.bench import apart, one_side, one_steady
 from lightning_hotcompile.bench.arms import fuse_optimizers
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.one_steady import InTurns, Muted, Way
@@ -98,11 +98,93 @@ def test_files_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "text"),
-    [({"cases": ["mpl"]}, "'mpl'.*mlp"), ({"arms": ["stpe"]}, "'stpe'.*step"), ({"blocks": 3}, "blocks=3")],
+    [
+        ({"cases": ["mpl"]}, "'mpl'.*mlp"),
+        ({"arms": ["stpe"]}, "'stpe'.*step"),
+        ({"arms": ["witout"]}, "'witout'.*without"),
+        ({"blocks": 3}, "blocks=3"),
+        ({"pairs": 0}, "pairs=0"),
+        ({"steps": 9}, "steps=9"),
+    ],
 )
 def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         SteadySuite(**{**GIVEN, **changes})
+
+
+def test_a_run_without_the_callback_is_no_way_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RATIOS["cnn"], "without", 1.9)
+    monkeypatch.setitem(RATIOS["mlp"], "without", 0.9)
+    page, _ = page_of(tmp_path, cases=["mlp", "cnn"], arms=["eager", "without", "step"])
+    assert "| case | callback | eager | without | step | of the best by hand |" in page
+    assert "1.304 (2 cases). Geometric mean of a run without the callback / ours: 1.308 (2 cases)." in page
+    assert "best by hand / ours: 1.097 (2 cases)" in page, "the root of 1.2 x 1.002"
+    missed = page.split("## Below a goal")[1].split("##")[0].strip()
+    assert missed == (
+        "- mlp: 0.900 [0.890, 0.910] against a run without the callback; reverted: reverted, it says"
+    )
+
+
+def test_processes_with_and_without_the_callback_take_turns() -> None:
+    order = []
+    times = {True: iter([10.0, 20.0, 11.0]), False: iter([15.0, 22.0, 22.0])}
+
+    def run(callback: bool) -> dict[str, Any]:
+        order.append(callback)
+        told = {"phase": "steady", "reason": f"number {len(order)}", "scope": "step"} if callback else {}
+        return {"step_ms": next(times[callback]), **told}
+
+    assert apart.in_pairs(run, 3) == {
+        "phase": "steady", "reason": "number 1", "scope": "step",
+        "ours_ms": 11.0, "theirs_ms": 22.0, "ratio": 1.5, "low": 1.1, "high": 2.0, "pairs": 3,
+    }  # fmt: skip
+    assert order == [True, False, False, True, True, False]
+
+
+def test_processes_apart_share_the_compilers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(apart, "run_in_process", lambda *given: seen.append(given) or {"step_ms": 1.0})
+    run = apart.side("mlp", 50, {"threshold": 3}, tmp_path, 1)
+    assert run(False) == run(True) == {"step_ms": 1.0}
+    common = ["mlp", "--steps", "50", "--threads", "1", "--options", '{"threshold": 3}']
+    module = "lightning_hotcompile.bench.one_side"
+    assert seen == [(module, common, tmp_path, 1), (module, [*common, "--callback"], tmp_path, 1)]
+
+
+@pytest.mark.parametrize("with_it", [False, True])
+def test_a_side_for_real(with_it: bool) -> None:
+    found = one_side.run(CASES["mlp"], 30, {**OPTIONS, "scope": "step"} if with_it else None)
+    assert found["step_ms"] > 0
+    if with_it:
+        assert (found["phase"], found["scope"]) == ("steady", "step")
+        assert found["reason"]
+    else:
+        assert set(found) == {"step_ms"}
+    json.dumps(found)
+
+
+def test_steps_are_timed_once_the_callback_has_decided() -> None:
+    hot: Any = SimpleNamespace(is_undecided=True)
+    trainer: Any = SimpleNamespace(should_stop=False, global_step=5)
+    timed = one_side.TimedSteps(hot, 10)
+    for _ in range(5):
+        timed.on_train_batch_start(trainer)
+    assert timed.step_s is None
+    hot.is_undecided = False
+    for left in range(10 + one_side.LEFT_OUT, 0, -1):
+        timed.on_train_batch_start(trainer)
+        assert not trainer.should_stop, left
+    timed.on_train_batch_start(trainer)
+    assert trainer.should_stop
+    assert timed.step_s is not None
+
+
+def test_a_callback_that_never_decides_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_side, "MOST_STEPS", 8)
+    with pytest.raises(RuntimeError, match="not decided after 8 steps"):
+        one_side.run(CASES["mlp"], 10, {**OPTIONS, "threshold": 1000})
 
 
 OPTIONS: dict[str, Any] = {

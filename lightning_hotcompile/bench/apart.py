@@ -1,0 +1,55 @@
+"""A training with the callback against one that never had it: processes of their own, in turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lightning_hotcompile.bench.runs import run_in_process
+
+Side = Callable[[bool], Mapping[str, Any]]
+"""Trains in a process of its own, with the callback or without it; what :mod:`.one_side` prints."""
+
+WITHOUT = "without"
+"""The arm's name."""
+
+
+def side(case: str, steps: int, options: Mapping[str, Any], folder: Path, threads: int) -> Side:
+    """Processes that share the compiler's files in ``folder``: only the first one compiles."""
+
+    def run(callback: bool) -> Mapping[str, Any]:
+        given = [case, "--steps", str(steps), "--threads", str(threads), "--options", json.dumps(options)]
+        given += ["--callback"] if callback else []
+        return run_in_process("lightning_hotcompile.bench.one_side", given, folder, threads)
+
+    return run
+
+
+def in_pairs(run: Side, pairs: int) -> dict[str, Any]:
+    """A row: without the callback / with it, the median over pairs of processes, the least and the most.
+
+    The first of a pair is the one that was the second of the pair before.
+    """
+    with_it, without = list[Mapping[str, Any]](), list[float]()
+    for number in range(pairs):
+        for callback in (False, True) if number % 2 else (True, False):
+            found = run(callback)
+            if callback:
+                with_it.append(found)
+            else:
+                without.append(found["step_ms"])
+    ours = [found["step_ms"] for found in with_it]
+    ratios = [theirs / mine for theirs, mine in zip(without, ours, strict=True)]
+    middle = min(range(pairs), key=lambda i: (abs(ratios[i] - median(ratios)), i))
+    return {
+        **{name: with_it[middle][name] for name in ("phase", "reason", "scope")},
+        "ours_ms": median(ours),
+        "theirs_ms": median(without),
+        "ratio": median(ratios),
+        "low": min(ratios),
+        "high": max(ratios),
+        "pairs": pairs,
+    }
