@@ -6,18 +6,33 @@ A script uses the classes of one of them, and this package works with either.
 from __future__ import annotations
 
 import importlib
+import logging
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch
 from lightning.pytorch import LightningModule
+from lightning_utilities.core import rank_zero
+
+_SPOKEN_FOR = ("log", "rank_zero_deprecation_category")
+"""What each package sets in the library of both as it is imported: its logger, and its class of warnings."""
 
 
 def _the_other_one() -> ModuleType | None:
+    """The package that the script may not use; what the one that it uses logs and warns stays as it is."""
+    there = [name for name in sys.modules if name in ("lightning.pytorch", "pytorch_lightning")]
+    before = {name: vars(rank_zero)[name] for name in _SPOKEN_FOR if name in vars(rank_zero)}
     try:
-        return importlib.import_module("pytorch_lightning")
+        other = importlib.import_module("pytorch_lightning")
     except Exception:  # noqa: BLE001  # not installed, or too old for this torch: nobody can use it
-        return None
+        other = None
+    if there[0] == "pytorch_lightning":  # the script's own: lightning.pytorch was imported for us
+        before["log"] = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+        own = importlib.import_module("lightning_fabric.utilities.rank_zero")
+        before["rank_zero_deprecation_category"] = own.LightningDeprecationWarning
+    vars(rank_zero).update(before)
+    return other
 
 
 _OTHER = _the_other_one()

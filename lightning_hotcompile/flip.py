@@ -215,10 +215,10 @@ class Flip:
 
 
 def allocated_peak_mb() -> float | None:
-    """Most memory that tensors held on the GPU so far, ``None`` without one.
+    """Most memory that tensors held on the GPU so far, ``None`` without one or where none was used.
 
     The allocator's own high-water mark, which is never reset here: others may be reading it.
     """
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    return float(torch.cuda.max_memory_allocated()) / 2**20
+    return float(torch.cuda.max_memory_allocated()) / 2**20 or None

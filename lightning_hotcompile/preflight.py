@@ -161,7 +161,7 @@ def other_modes(config: HotCompileConfig, device_type: str) -> tuple[str, ...]:
     overwrites what the one before has returned, and no trial can show that a loss or a gradient is not
     looked at later.
     """
-    asked_for = config.mode is not None or config.options or config.backend != "inductor"
+    asked_for = config.mode is not None or config.options is not None or config.backend != "inductor"
     return () if asked_for or device_type != "cuda" else ("max-autotune-no-cudagraphs",)
 
 

@@ -226,3 +226,23 @@ if __name__ == "__main__":
     one, other = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert one == other
     assert one["phase"] == "steady"
+
+
+SAYS_WHO_SPEAKS = """
+import {package}
+from lightning_utilities.core import rank_zero
+before = rank_zero.log.name, rank_zero.rank_zero_deprecation_category
+from lightning_hotcompile import HotCompile
+assert {{"lightning.pytorch", "pytorch_lightning"}} <= set(__import__("sys").modules)
+after = rank_zero.log.name, rank_zero.rank_zero_deprecation_category
+assert before == after, (before, after)
+assert before[0].startswith("{package}."), before
+"""
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_package_of_the_script_logs_and_warns_as_before(package: str) -> None:
+    """Each of both takes over the logger and the deprecation warnings of the other as it is imported."""
+    script = SAYS_WHO_SPEAKS.format(package=package)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr

@@ -358,10 +358,12 @@ class TestModes:
         assert report.scope.endswith(TUNED)
         assert Store(tmp_path / "store").compile_samples() == ()
 
-    def test_no_child_process_compiles_it(self) -> None:
+    @pytest.mark.parametrize(("tried", "asked_for"), [(TUNED, None), (None, TUNED), (None, "max-autotune")])
+    def test_no_child_process_compiles_it(self, tried: str | None, asked_for: str | None) -> None:
         unused: Any = None
-        plan = replace(plan_compile(seeded(Net), scope="step"), mode=TUNED)
-        weighing = Weighing(unused, HotCompileConfig(), plan, unused, unused, unused, "train", unused)
+        plan = replace(plan_compile(seeded(Net), scope="step"), mode=tried)
+        config = HotCompileConfig(mode=asked_for)
+        weighing = Weighing(unused, config, plan, unused, unused, unused, "train", unused)
         assert "times kernels" in str(weighing.why_no_prewarm())
 
     def test_none_is_tried_where_nothing_helps(self, train: Callable[..., HotCompile]) -> None:
@@ -396,6 +398,7 @@ class TestModes:
         ({"mode": "default"}, "cuda", ()),
         ({"mode": "reduce-overhead"}, "cuda", ()),
         ({"options": {"max_autotune": True}}, "cuda", ()),
+        ({"options": {}}, "cuda", ()),
         ({"backend": "aot_eager"}, "cuda", ()),
     ],
     ids=str,

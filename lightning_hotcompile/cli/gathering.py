@@ -65,7 +65,8 @@ def transformer_engine_facts() -> dict[str, Any]:
     """TransformerEngine's part of the facts."""
     version = version_of("transformer-engine") or version_of("transformer_engine")
     # In a process of its own: a broken build may end the process that imports it.
-    command = [sys.executable, "-c", "import transformer_engine.pytorch"]
+    # Torch first: it loads the CUDA libraries that TransformerEngine's own need.
+    command = [sys.executable, "-c", "import torch, transformer_engine.pytorch"]
     error = None if version is None else why_failed(command, IMPORT_TIMEOUT_S)
     return {"transformer_engine": version, "transformer_engine_error": error}
 

@@ -258,7 +258,7 @@ class TestTransformerEngine:
         monkeypatch.setattr(gathering, "why_failed", lambda command, timeout: f"no {command[-1]}")
         assert gathering.transformer_engine_facts() == {
             "transformer_engine": "2.20",
-            "transformer_engine_error": "no import transformer_engine.pytorch",
+            "transformer_engine_error": "no import torch, transformer_engine.pytorch",
         }
 
 

@@ -76,6 +76,52 @@ class TestCompare:
         assert compare(adds, adds_more, given).failed
         assert torch.equal(given[0], before), "the real inputs stay as they are"
 
+    @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+    def test_an_input_that_is_no_leaf_may_be_changed_in_place(self, kind: torch.dtype) -> None:
+        """Blocks that begin with ``ReLU(inplace=True)``; the copies were leaves, where that raises."""
+
+        def block(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return (x.relu_() @ w,)
+
+        x, w = (t.to(kind).detach() for t in inputs())
+        before, x, w = x.clone(), x.requires_grad_(), w.requires_grad_()
+        given = [x * 1, w]
+        assert compare(block, block, given).agrees
+        assert torch.equal(given[0], before)
+        wrong = compare(block, lambda x, w: (x.detach().relu_() @ w,), given)
+        assert wrong.failed
+        assert x.grad is None
+
+    def test_rounding_after_a_change_in_place_is_no_difference(self) -> None:
+        """The 64-bit run changes its inputs in place too."""
+        x, w = inputs()
+        given = [(x * 1e4).requires_grad_() * 1, w]
+
+        def block(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return (x.relu_() @ w,)
+
+        def otherwise(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return ((x.relu_() * 3) @ (w / 3),)
+
+        assert compare(block, otherwise, given).agrees
+
+    def test_what_wants_a_gradient_may_be_written_into_what_wants_none(self) -> None:
+        """Eager was asked for the gradient of the input as it had become; compiled code has none."""
+        x, w = inputs()
+
+        def write(into: Tensor, w: Tensor) -> tuple[Tensor]:
+            into[:2] = w[:2]
+            return (into.relu(),)
+
+        def as_compiled(into: Tensor, w: Tensor) -> tuple[Tensor]:
+            with torch.no_grad():
+                into[:2] = w[:2]
+            return (torch.cat([w[:2], into[2:]]).relu(),)
+
+        parity = compare(write, as_compiled, [x, w])
+        assert parity.agrees
+        assert parity.error == 0
+
     def test_random_code_is_held_against_its_own_noise(self) -> None:
         def dropped(x: Tensor, w: Tensor) -> tuple[Tensor]:
             return (F.dropout(x @ w, 0.5),)
@@ -295,6 +341,16 @@ class TestMemory:
         assert torch.float64 not in dtypes
         assert compare(spied, lambda x, w: (F.gelu(x @ w) * 1.05,), inputs()).failed
         assert torch.float64 in dtypes
+
+    def test_lack_of_it_in_64_bit_makes_no_code_wrong(self) -> None:
+        def short(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            if x.dtype is torch.float64:
+                raise torch.OutOfMemoryError("as on a GPU")
+            return linear(x, w)
+
+        parity = compare(short, lambda x, w: (F.gelu(x @ w) + 2e-3,), inputs())
+        assert not parity.failed
+        assert "memory" in (parity.reason or "")
 
     def test_large_tensors_are_compared_piece_by_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(difference, "_AT_A_TIME", 3)

@@ -35,11 +35,47 @@ def clone_inputs(inputs: Sequence[Any]) -> list[Any]:
                 copied = storages[storage.data_ptr() or id(value)] = storage.clone()  # type: ignore[no-untyped-call]
             copy = torch.empty(0, dtype=value.dtype, device=value.device)
             copy.set_(copied, value.storage_offset(), value.shape, value.stride())
-            tensors[id(value)] = copy.requires_grad_(value.requires_grad)
+            tensors[id(value)] = with_gradient_of(copy, value)
         return tensors[id(value)]
 
     with torch.no_grad():
         return [clone(value) for value in inputs]
+
+
+class _ComesFrom(torch.autograd.Function):
+    """The data as they lie, with the gradient going to another tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, data: Tensor) -> Tensor:
+        """The same tensor, which is no leaf from now on."""
+        ctx.mark_dirty(data)
+        return data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """All of it."""
+        return gradient, None
+
+
+def with_gradient_of(copy: Tensor, original: Tensor) -> Tensor:
+    """Let a copy want a gradient if the original does, and be a leaf only if the original is one.
+
+    A graph may change what is no leaf in place; in a leaf autograd does not allow that.
+    """
+    if not original.requires_grad or original.is_leaf:
+        return copy.requires_grad_(original.requires_grad)
+    with torch.enable_grad():
+        source = copy.new_zeros(()).expand(copy.shape).requires_grad_()
+        found: Tensor = _ComesFrom.apply(source, copy)  # type: ignore[no-untyped-call]
+    return found
+
+
+def leaf_of(copy: Tensor) -> Tensor:
+    """What the gradient of a copy that nothing has changed yet goes to: itself, or what it comes from."""
+    if copy.grad_fn is None:
+        return copy
+    leaf: Tensor = copy.grad_fn.next_functions[0][0].variable  # type: ignore[union-attr]
+    return leaf
 
 
 class Kept:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
-from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs
+from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat
 from lightning_hotcompile.swap.parity.memory import why_memory_is_short
 
@@ -51,11 +51,13 @@ class Trial:
         torch.manual_seed(seed)
         clones = _widened(self._inputs) if widened else clone_inputs(self._inputs)
         held = [] if widened else list(self._held)
+        # Before the run: it may write what wants a gradient into an input that wants none.
+        leaves = [leaf_of(t) for t in clones if isinstance(t, Tensor) and t.requires_grad]
+        leaves += [t for t in held if t.requires_grad]
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
         outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
         after = RandomState()
         torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
-        leaves = [t for t in (*clones, *held) if isinstance(t, Tensor) and t.requires_grad]
         gradients = _gradients(outputs, leaves)
         changed = [_has_changed(t, v) for t, v in zip((*clones, *held), versions, strict=True)]
         return Run(
@@ -77,6 +79,8 @@ class Trial:
             return None
         try:
             return self.run(function, seed, widened=True)
+        except torch.OutOfMemoryError:
+            raise  # without a reference right code would be called wrong
         except Exception:  # noqa: BLE001  # whatever the graph has against 64-bit inputs
             return None
 
@@ -115,8 +119,6 @@ def _cotangent(output: Tensor) -> Tensor:
 
 def _widened(inputs: Sequence[Any]) -> list[Any]:
     return [
-        t.detach().double().requires_grad_(t.requires_grad)
-        if isinstance(t, Tensor) and t.is_floating_point()
-        else t
+        with_gradient_of(t.detach().double(), t) if isinstance(t, Tensor) and t.is_floating_point() else t
         for t in clone_inputs(inputs)
     ]
