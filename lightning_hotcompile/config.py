@@ -221,8 +221,13 @@ class HotCompileConfig:
         """Whether nothing is decided by the clock, so that equal trainings stay equal to the last bit."""
         kept = self.min_speedup == 0 and not self.cost_gate
         tries_kernels = self.fused_optimizer and self.compile_optimizer == "auto"
-        tunes = "max-autotune" in (self.mode or "")
-        return kept and self.prewarm is False and not tries_kernels and not tunes
+        return kept and self.prewarm is False and not tries_kernels and not self.times_kernels
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether Inductor is asked to choose among kernels by their times."""
+        tuned = [value for name, value in (self.options or {}).items() if name.startswith("max_autotune")]
+        return "max-autotune" in (self.mode or "") or any(tuned)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

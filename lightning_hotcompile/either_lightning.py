@@ -20,14 +20,18 @@ _SPOKEN_FOR = ("log", "rank_zero_deprecation_category")
 
 
 def _the_other_one() -> ModuleType | None:
-    """The package that the script may not use; what the one that it uses logs and warns stays as it is."""
-    there = [name for name in sys.modules if name in ("lightning.pytorch", "pytorch_lightning")]
+    """The package that the script may not use; what the one that it uses logs and warns stays as it is.
+
+    A script that has imported both, ``lightning.pytorch`` after the other, cannot be told from one that has
+    imported ``pytorch_lightning`` only.
+    """
+    first = next(name for name in list(sys.modules) if name in ("lightning.pytorch", "pytorch_lightning"))
     before = {name: vars(rank_zero)[name] for name in _SPOKEN_FOR if name in vars(rank_zero)}
     try:
         other = importlib.import_module("pytorch_lightning")
     except Exception:  # noqa: BLE001  # not installed, or too old for this torch: nobody can use it
         other = None
-    if there[0] == "pytorch_lightning":  # the script's own: lightning.pytorch was imported for us
+    if first == "pytorch_lightning":  # the script's own: lightning.pytorch was imported for us
         before["log"] = logging.getLogger("pytorch_lightning.utilities.rank_zero")
         own = importlib.import_module("lightning_fabric.utilities.rank_zero")
         before["rank_zero_deprecation_category"] = own.LightningDeprecationWarning

@@ -170,9 +170,8 @@ class Weighing:
         """Why no child process fills the compiler's cache first, or ``None``."""
         if self._config.threshold == 0:
             return "threshold=0 compiles before the first step"
-        mode = self._plan.mode or self._config.mode
-        if mode is not None and "max-autotune" in mode:
-            return f"mode={mode!r} times kernels, which a training beside it would disturb"
+        if self._plan.mode is not None or self._config.times_kernels:
+            return "max-autotune times kernels, which a training beside it would disturb"
         return why_not(self._config.prewarm, self._config.backend, self._flip.ahead.surroundings())
 
     @cached_property

@@ -77,6 +77,8 @@ def test_each_of_these_options_is_needed(name: str) -> None:
 def test_what_else_the_clock_decides() -> None:
     """Inductor times kernels to choose among them; fused ones are tried with ``compile_optimizer="auto"``."""
     assert not HotCompileConfig(**OPTIONS, mode="max-autotune").is_repeatable
+    assert not HotCompileConfig(**OPTIONS, options={"max_autotune": True}).is_repeatable
+    assert HotCompileConfig(**OPTIONS, options={"max_autotune": False}).is_repeatable
     tried = {**OPTIONS, "fused_optimizer": True}
     assert HotCompileConfig(**tried, compile_optimizer=False).is_repeatable
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.flip import allocated_peak_mb
 from lightning_hotcompile.reporting import timeline_image
 from tests.hot import hot
 from tests.models import Net, fit, seeded
@@ -56,3 +58,17 @@ def test_a_training_without_matplotlib_logs_none_and_says_nothing(
         warnings.simplefilter("error", HotCompileWarning)
         fit(seeded(Net), [hot()], logger=TensorBoardLogger(tmp_path, name="", version=""), max_epochs=1)
     assert logged_images(tmp_path) == []
+
+
+@pytest.mark.parametrize(("allocated", "peak"), [(3 * 2**20, 3.0), (0, None)])
+def test_a_gpu_that_was_not_used_has_no_peak(
+    allocated: int, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training on the CPU can initialize CUDA; what was not measured is never 0."""
+    for name, value in (
+        ("is_available", True),
+        ("is_initialized", True),
+        ("max_memory_allocated", allocated),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    assert allocated_peak_mb() == peak

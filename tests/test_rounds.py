@@ -358,11 +358,20 @@ class TestModes:
         assert report.scope.endswith(TUNED)
         assert Store(tmp_path / "store").compile_samples() == ()
 
-    @pytest.mark.parametrize(("tried", "asked_for"), [(TUNED, None), (None, TUNED), (None, "max-autotune")])
-    def test_no_child_process_compiles_it(self, tried: str | None, asked_for: str | None) -> None:
+    @pytest.mark.parametrize(
+        ("tried", "asked_for"),
+        [
+            (TUNED, {}),
+            (None, {"mode": TUNED}),
+            (None, {"mode": "max-autotune"}),
+            (None, {"options": {"max_autotune_gemm": True}}),
+        ],
+        ids=str,
+    )
+    def test_no_child_process_compiles_it(self, tried: str | None, asked_for: dict[str, Any]) -> None:
         unused: Any = None
         plan = replace(plan_compile(seeded(Net), scope="step"), mode=tried)
-        config = HotCompileConfig(mode=asked_for)
+        config = HotCompileConfig(**asked_for)
         weighing = Weighing(unused, config, plan, unused, unused, unused, "train", unused)
         assert "times kernels" in str(weighing.why_no_prewarm())
 

@@ -33,21 +33,17 @@ def in_pairs(run: Side, pairs: int) -> dict[str, Any]:
 
     The first of a pair is the one that was the second of the pair before.
     """
-    with_it, without = list[Mapping[str, Any]](), list[float]()
-    for number in range(pairs):
-        for callback in (False, True) if number % 2 else (True, False):
-            found = run(callback)
-            if callback:
-                with_it.append(found)
-            else:
-                without.append(found["step_ms"])
-    ours = [found["step_ms"] for found in with_it]
-    ratios = [theirs / mine for theirs, mine in zip(without, ours, strict=True)]
-    middle = min(range(pairs), key=lambda i: (abs(ratios[i] - median(ratios)), i))
+    both = [
+        {callback: run(callback) for callback in ((False, True) if number % 2 else (True, False))}
+        for number in range(pairs)
+    ]
+    ours, theirs = ([pair[callback]["step_ms"] for pair in both] for callback in (True, False))
+    ratios = [their / our for their, our in zip(theirs, ours, strict=True)]
+    middle = sorted(range(pairs), key=ratios.__getitem__)[pairs // 2]
     return {
-        **{name: with_it[middle][name] for name in ("phase", "reason", "scope")},
+        **{name: both[middle][True][name] for name in ("phase", "reason", "scope")},
         "ours_ms": median(ours),
-        "theirs_ms": median(without),
+        "theirs_ms": median(theirs),
         "ratio": median(ratios),
         "low": min(ratios),
         "high": max(ratios),

@@ -8,12 +8,11 @@ from statistics import fmean, median
 from typing import Any
 
 import lightning as L
-import torch
 from lightning import LightningModule
-from torch.utils.data import DataLoader
 
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measurement import ArmResult, Measurement, Request
+from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.bench.workloads.workload import EAGER
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.receipt.report import Report
@@ -182,14 +181,4 @@ def _has_recorded(report: Report) -> bool:
 
 
 def _fit(case: Case, callbacks: list[L.Callback], steps: int) -> None:
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-    )
-    torch.manual_seed(2)
-    trainer.fit(case.model(), DataLoader(case.batches(), batch_size=None))
+    train(case.model(), case.batches(), callbacks, max_steps=steps)

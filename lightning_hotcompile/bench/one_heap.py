@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
+from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.heap_watch import LEFT_OUT_AFTER_CHANGE
 from lightning_hotcompile.swap import heap
 
@@ -70,19 +70,7 @@ class TwoHalves(Callback):
 def run(case: Case, steps: int, *, keep: bool) -> dict[str, Any]:
     """Medians of both halves: milliseconds and page faults of a step."""
     halves = TwoHalves(steps, keep=keep)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=-1,
-        max_epochs=1,
-        limit_train_batches=2 * steps,
-        callbacks=[halves],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    torch.manual_seed(2)
-    trainer.fit(case.model(), torch.utils.data.DataLoader(case.batches(), batch_size=None))
+    train(case.model(), case.batches(), [halves], max_steps=-1, max_epochs=1, limit_train_batches=2 * steps)
     if not halves.kept:
         raise RuntimeError(f"glibc was not told: {heap.why_not_kept() or 'another allocator is in use'}")
     left_out = min(FIRST_LEFT_OUT, steps // 2) + LEFT_OUT_AFTER_CHANGE

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
-import torch._dynamo  # any optimizer imports it in its first step; processes are forked after that
+# Any optimizer imports it in its first step; processes are forked after that.
+import torch._dynamo  # noqa: F401
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from lightning_hotcompile.bench.arms import TRAININGS
 from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES, Batches, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.pace import REFERENCE_S, Pace
+from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.callback import HotCompile
 
 WARM_UP = 2
@@ -165,19 +166,7 @@ def run(
 
 
 def _train(batches: Batches, model: LightningModule, steps: int, callbacks: list[Callback]) -> None:
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=-1,
-        max_epochs=1,
-        limit_train_batches=steps,
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    torch.manual_seed(2)
-    trainer.fit(model, torch.utils.data.DataLoader(batches, batch_size=None))
+    train(model, batches, callbacks, max_steps=-1, max_epochs=1, limit_train_batches=steps)
 
 
 def main() -> None:

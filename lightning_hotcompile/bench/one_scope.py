@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile import judge
 from lightning_hotcompile.bench.arms import fuse_optimizers
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
+from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
 
@@ -65,18 +65,9 @@ def run(case: Case, pairs: int, options: dict[str, Any], *, fused: bool = False)
     """Train until ``pairs`` pairs of eager and compiled steps are measured; eager time / compiled time."""
     hot, ops = HotCompile(**options), OpsOfOneStep()
     before: list[Callback] = [FusedOptimizers()] if fused else []
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        limit_train_batches=_STEPS_BEFORE_PAIRS + _STEPS_PER_PAIR * pairs,
-        callbacks=[*before, ops, hot],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    torch.manual_seed(2)
-    trainer.fit(case.model(), torch.utils.data.DataLoader(case.batches(), batch_size=None))
+    steps = _STEPS_BEFORE_PAIRS + _STEPS_PER_PAIR * pairs
+    callbacks = [*before, ops, hot]
+    trainer = train(case.model(), case.batches(), callbacks, max_epochs=1, limit_train_batches=steps)
     report = hot.report
     return {
         "phase": report.phase,

@@ -14,12 +14,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.one_steady import MOST_STEPS, TRAINING, Muted
+from lightning_hotcompile.bench.quiet import train
 
 LEFT_OUT = 20
 """First steps after the callback has decided, and of a training without it."""
@@ -67,17 +67,7 @@ def run(case: Case, steps: int, options: dict[str, Any] | None) -> dict[str, Any
     """
     hot = None if options is None else Muted(**options)
     timed = TimedSteps(hot, steps)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=TRAINING,
-        callbacks=[timed] if hot is None else [timed, hot],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    torch.manual_seed(2)
-    trainer.fit(case.model(), torch.utils.data.DataLoader(case.batches(), batch_size=None))
+    train(case.model(), case.batches(), [timed] if hot is None else [timed, hot], max_steps=TRAINING)
     if timed.step_s is None:
         raise RuntimeError(f"the callback had not decided after {MOST_STEPS:,} steps")
     said = {} if hot is None else {name: getattr(hot.report, name) for name in ("phase", "reason", "scope")}

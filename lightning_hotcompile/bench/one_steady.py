@@ -18,13 +18,13 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import torch
 import torch._functorch.config as functorch_config
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile.bench.arms import IN_PLACE
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
+from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.watch.stats import paired_ratio
 
@@ -211,17 +211,7 @@ def run(case: Case, arm: str, blocks: int, options: dict[str, Any]) -> dict[str,
     """
     hot = Muted(**options)
     turns = InTurns(hot, arm, blocks)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=TRAINING,
-        callbacks=[turns, hot],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    torch.manual_seed(2)
-    trainer.fit(case.model(), torch.utils.data.DataLoader(case.batches(), batch_size=None))
+    train(case.model(), case.batches(), [turns, hot], max_steps=TRAINING)
     theirs, ours = turns.pairs()
     ratio = paired_ratio(theirs, ours)
     return {
