@@ -42,7 +42,9 @@ class Ahead:
     def surroundings(self) -> Surroundings:
         """What there is beside this training, as things are now."""
         on_cpu = device_type(self._module) == "cpu"
-        return Surroundings.here(accelerator=not on_cpu, processes=self._trainer.num_devices)
+        return Surroundings.here(
+            accelerator=not on_cpu, processes=self._trainer.num_devices, device=self._module.device
+        )
 
     def mark(self, record: StepRecord) -> None:
         """Note on a step that is about to run why it is slower than usual: it is traced, or lacks threads.
@@ -70,7 +72,7 @@ class Ahead:
             options=config.options,
             random=config.random,
             limit_s=self._limit_s,
-            device=device_type(self._module),
+            device=str(self._module.device),
             threads=threads_meanwhile(around),
         )
         self.prewarm.begin()

@@ -15,6 +15,7 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.swap import inductor_paths
+from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.dynamo import is_forced_eager, recent_recompile_reasons
 from lightning_hotcompile.swap.gate import Lane
@@ -34,6 +35,7 @@ class Flip:
         ledger: where the time that it takes is booked.
         story: told of each compile and each fallback.
         now: a clock in seconds.
+        names: of the code that is compiled in this stage of the training.
         child_limit_s: seconds that a child process may take for a graph: nobody waits for it in a collective,
             so it may be longer than what a compile in the step may take.
     """
@@ -48,6 +50,7 @@ class Flip:
         story: Story,
         now: Callable[[], float],
         *,
+        names: CodeNames,
         child_limit_s: float | None = None,
     ) -> None:
         self._trainer = trainer
@@ -62,7 +65,9 @@ class Flip:
         self._runs_before = 0
         self.batch = BatchInStep(module)
         self._config = config
-        self._new_installation = functools.partial(Installation, plan, module, config, trainer.optimizers)
+        self._new_installation = functools.partial(
+            Installation, plan, module, config, trainer.optimizers, names
+        )
         self.installation = self._new_installation()
         self.ahead = Ahead(trainer, module, config, child_limit_s)
         self.had_toolchain: bool | None = None

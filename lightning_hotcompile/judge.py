@@ -172,7 +172,9 @@ class Judge:
         if flipped >= limit and not track.state.flips:
             return Decision(go=False, reason=f"max_signatures={limit} is reached")
         if self._watch.differentiates_twice:
-            return Decision(go=False, reason="create_graph=True: compiled code has no second derivative")
+            return Decision(
+                go=False, reason="create_graph=True, or torch.func: compiled code has no second derivative"
+            )
         if self._config.scope in ("auto", "step") and (reason := _why_not_batch(track)) is not None:
             return Decision(go=False, reason=reason)
         decision = (self._given if track.state.flips else None) or self._weighing.forecast(track)

@@ -41,6 +41,7 @@ class Memory:
         self.of_optimizers = FusedMemory(self._store, reads=config.cost_gate)
         self._keeps_code = _keeps_code(config.backend)
         self._min_speedup = config.min_speedup
+        self._mode = "max-autotune" if config.times_kernels else None  # or by an option of that name
         self._key = _digest(plan, config, stage)
         self._known: dict[StepSignature, Profile | None] = {}
         self._samples: tuple[CompileSample, ...] | None = None
@@ -102,7 +103,9 @@ class Memory:
         """Cost and gain of compiling a plan: as measured before, else as assumed for a step like this."""
         toolchain = self.has_toolchain()
         history = self._history(by_child=False)
-        cold_s = expected_compile_s(plan.regions, history, has_toolchain=toolchain, mode=plan.mode, ops=ops)
+        cold_s = expected_compile_s(
+            plan.regions, history, has_toolchain=toolchain, mode=plan.mode or self._mode, ops=ops
+        )
         assumed = expected_speedup(plan.regions, step_s, ops)
         if known is None:
             return Expectation(compile_s=cold_s, speedup=assumed)
@@ -169,7 +172,7 @@ class Memory:
         elif warm is not None:
             profile = replace(profile, compile_s=compile_s)
         self._store.remember(profile)
-        if compile_s > 0 and warm is not None and plan.mode is None:
+        if compile_s > 0 and warm is not None and (plan.mode or self._mode) is None:
             assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain, ops=ops)
             self._add_sample(plan, compile_s, assumed, warm=warm)
 

@@ -29,6 +29,7 @@ from lightning_hotcompile.rounds import Round, Rounds
 from lightning_hotcompile.side_gains import SideGains
 from lightning_hotcompile.stages import TRAIN, ends_unit
 from lightning_hotcompile.step_watch import StepWatch
+from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.together import Together
@@ -75,13 +76,15 @@ class Session:
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story, first)
         self._booked = 0
+        names = CodeNames()
         self._together = Together(ranks, plan.digest)
         self.side = SideGains(trainer, module, config, stage, self.story, memory.of_optimizers)
         self.ledger.saved_besides_s = lambda: self.side.saved_s(self.rounds.compiled_runs)
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
             chosen = config if plan.mode is None else replace(config, mode=plan.mode)
-            flip = Flip(trainer, module, chosen, plan, self.ledger, self.story, now, child_limit_s=limit_s)
+            book, tell = self.ledger, self.story
+            flip = Flip(trainer, module, chosen, plan, book, tell, now, names=names, child_limit_s=limit_s)
             weighing = Weighing(trainer, chosen, plan, flip, self.watch, self.ledger, stage, memory)
             judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, self.side, decision)
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
@@ -270,11 +273,6 @@ class Session:
         return self.watch.tracks.flipped() > 0
 
     @property
-    def main_track(self) -> Track | None:
-        """The signature that a receipt is about."""
-        return self.watch.tracks.main()
-
-    @property
     def main_state(self) -> State:
-        """Where that signature stands."""
+        """Where the signature stands that a receipt is about."""
         return self.watch.tracks.main_state

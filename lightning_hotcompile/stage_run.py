@@ -174,7 +174,7 @@ class StageRun:
 
     def _hand_over(self, session: Session) -> None:
         self._handed_over = report = self.report
-        track = session.main_track
+        track = session.watch.tracks.main()
         if track is not None and self._trainer.is_global_zero:
             installed, now = session.flip.installation, session.rounds.now
             self._memory.learn(

@@ -355,6 +355,17 @@ def test_what_a_child_process_took_is_the_next_forecast_of_one(
     assert learned.expectation(plan, None, 0.01).compile_s == pytest.approx(assumed), "with all cores"
 
 
+@pytest.mark.parametrize("tuned", [{"mode": "max-autotune"}, {"options": {"max_autotune": True}}])
+def test_kernels_that_the_user_has_timed_take_their_time(tmp_path: Path, tuned: dict[str, Any]) -> None:
+    plan = plan_compile(seeded(Net), scope="step")
+    usual, timed = (
+        memory.Memory(StoreInUse(str(tmp_path / "s"), "inductor"), plan, config, "train")
+        for config in (HotCompileConfig(), HotCompileConfig(**tuned))
+    )
+    seconds = [each.expectation(plan, None, 0.01).compile_s for each in (usual, timed)]
+    assert seconds[1] == pytest.approx(compile_cost.AUTOTUNE * seconds[0])
+
+
 @pytest.mark.parametrize(("is_there", "step"), [(True, 1), (False, 5)])
 def test_a_plan_that_was_good_waits_for_a_hot_step_if_its_code_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool, step: int

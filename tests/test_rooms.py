@@ -146,6 +146,10 @@ PRIVATE_TORCH = {
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.dynamic_dims": {"_dynamo"},
+    # When it begins and ends to trace a frame.
+    "swap.tracing_limit": {"torch._dynamo"},
+    # What a compiled backward leaves, in each thread.
+    "swap.kept_buffers": {"torch._functorch"},
     # What torch.optim and Lightning leave on a wrapped step, and who is told of it.
     "swap.optimizer_step": {
         "_opt_called",
@@ -159,6 +163,7 @@ PRIVATE_TORCH = {
     # One call for many tensors, as torch.optim makes them.
     "swap.fused_check": {"_foreach_norm", "_foreach_sub"},
     "swap.fused_kernels": {"_foreach_add_"},
+    "swap.optimizer_values": {"_foreach_add_"},
     # What each training imports in its first step: done before trainings that are compared are forked.
     "bench.one_run": {"torch._dynamo"},
     "receipt.metrics": {"_batches_that_stepped"},

@@ -12,6 +12,7 @@ import importlib.metadata
 import inspect
 import pickle
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hotcompile.swap import compiled_function, compilers, dynamo
-from lightning_hotcompile.swap.compiled_function import CompiledFunction, without_disable
+from lightning_hotcompile.swap.compiled_function import CodeNames, CompiledFunction, without_disable
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
+from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.parity.captured import copy_of
 from tests.functions import turned
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
@@ -447,6 +449,22 @@ class TestReuse:
         compiled.reuse(torch.ones(2))
         assert (backend.graphs, backend.runs) == (2, 4)
 
+    @pytest.mark.parametrize("apart", [True, False])
+    def test_what_varies_is_remembered_by_the_name_of_the_code(self, apart: bool) -> None:
+        """For as long as the process lives: the next one with other sizes is compiled for any size."""
+        static = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            sizes = [size for each in inputs for size in (each.shape if isinstance(each, Tensor) else [each])]
+            static.append(all(type(size) is int for size in sizes))
+            return graph.forward
+
+        names = CodeNames()
+        for size, others in ((2, names), (3, CodeNames() if apart else names)):
+            name = others.of("turned", "step")
+            CompiledFunction(turned, backend, dynamic=None, fullgraph=False, name=name)(torch.ones(size))
+        assert static == [True, apart]
+
     def test_two_of_one_code_do_not_share_their_graphs(self) -> None:
         def function(x: Tensor) -> Tensor:
             return x.sin()
@@ -686,6 +704,35 @@ class TestOptimizers:
         optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
         with pytest.raises((ValueError, RuntimeError), match="lr as a Tensor"):
             optimizer.step()
+
+    def test_to_compile_its_step_moves_counts_to_the_parameters_for_good(self) -> None:
+        parameter = nn.Parameter(torch.ones(1, device="meta"))
+        parameter.grad = torch.ones(1, device="meta")
+        optimizer = torch.optim.Adam([parameter], lr=torch.tensor(0.1))
+        optimizer.step()
+        assert optimizer.state[parameter]["step"].device.type == "cpu"
+        with torch.no_grad():
+            torch.compile(inspect.unwrap(torch.optim.Adam.step), backend="eager")(optimizer)
+        assert optimizer.state[parameter]["step"].is_meta
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_what_a_backward_leaves_is_left_in_any_thread(in_thread: bool) -> None:
+    """The backward pass of an accelerator has a thread of its own; since 2.13 threads have own settings."""
+
+    def twice(loss: Tensor) -> None:
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    weight = nn.Parameter(torch.ones(4))
+    with KeepsBuffers(), ThreadPoolExecutor(1) as threads:
+        compiled = torch.compile(lambda w: w.sin().cos().exp().sum(), backend="aot_eager_decomp_partition")
+        loss = compiled(weight)
+        threads.submit(twice, loss).result() if in_thread else twice(loss)
+    torch._dynamo.reset()
+    once = torch.autograd.grad(weight.sin().cos().exp().sum(), weight)[0]
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, 2 * once)
 
 
 _LEFT_OUT = frozenset(["mine", "__getstate__"])

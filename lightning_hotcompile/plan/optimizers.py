@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,7 +87,13 @@ def why_not_compiled(optimizer: Any) -> str | None:
         return "it is differentiable"
     if any(p.is_sparse for group in groups for p in group["params"]):
         return "it has sparse parameters"
+    if kind.__name__ == "NAdam" and any(_waits_for_host(group) for group in groups):
+        return "a number of its state stays in host memory: NAdam(capturable=True) has it on the device"
     return None
+
+
+def _waits_for_host(group: Mapping[str, Any]) -> bool:
+    return not group.get("capturable") and any(p.device.type != "cpu" for p in group["params"])
 
 
 def why_not_fused(optimizer: Any) -> str | None:

@@ -42,7 +42,8 @@ def step_time(summary: Summary | None) -> str:
     """Median step time with its spread."""
     if summary is None or not math.isfinite(summary.median):
         return NOT_MEASURED
-    return f"{milliseconds(summary.median)} (IQR {milliseconds(summary.iqr)}, {count(summary.n, 'step')})"
+    spread = f"IQR {milliseconds(summary.iqr)}, " if summary.n > 1 else ""
+    return f"{milliseconds(summary.median)} ({spread}{count(summary.n, 'step')})"
 
 
 def milliseconds(value: float | None) -> str:

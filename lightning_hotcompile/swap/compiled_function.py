@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,24 @@ _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parame
 )
 
 
+class CodeNames:
+    """Names for the code of one stage of a training, by which Dynamo remembers what varies in it.
+
+    It remembers by file, line and name, for as long as the process lives: what one stage, or one region, has
+    shown must not have the next one, with other sizes, compiled for any size. Plans of one stage share what
+    was learned. After a graph break what the user's code calls is compiled by the user's file, line and name.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._number = next(self._numbers)
+
+    def of(self, function: str, region: str) -> str:
+        """The name of a function that is compiled for a region."""
+        return f"{function}_{self._number}_{re.sub(r'[^0-9A-Za-z]+', '_', region)}"
+
+
 class CompiledFunction:
     """``torch.compile`` with a recompile limit of its own, and a way to call it that compiles nothing.
 
@@ -26,19 +46,32 @@ class CompiledFunction:
     the eighth, and all regions of all trainings in a process after the 256th. So each has a code object of
     its own, which also lets go of what was compiled for it, and is isolated where torch can do that.
 
+    Args:
+        function: what is compiled.
+        backend: a Dynamo backend.
+        dynamic: Dynamo's ``dynamic`` argument.
+        fullgraph: refuse graph breaks.
+        name: of its code, see :class:`CodeNames`; ``None`` for the function's.
+
     Attributes:
         compile: calls the function; what no compiled code fits is compiled.
         reuse: calls the function; what no compiled code fits runs eagerly.
     """
 
     def __init__(
-        self, function: Callable[..., Any], backend: CompiledFn, *, dynamic: bool | None, fullgraph: bool
+        self,
+        function: Callable[..., Any],
+        backend: CompiledFn,
+        *,
+        dynamic: bool | None,
+        fullgraph: bool,
+        name: str | None = None,
     ) -> None:
         overrides.mark(backend)
         arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
         if _HAS_ISOLATION:
             arguments["isolate_recompiles"] = True
-        function = _with_own_code(function)
+        function = _with_own_code(function, name)
         self.compile: CompiledFn = torch.compile(function, **arguments)
         self.reuse: CompiledFn = _reusing(function, self.compile)
 
@@ -73,11 +106,11 @@ def without_disable(function: CompiledFn) -> CompiledFn:
     return wrapped
 
 
-def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_own_code(function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
     if not isinstance(function, types.FunctionType):
         # One of torch's own: Dynamo would call all of them by one frame.
-        return _with_own_code(lambda *args, **kwargs: function(*args, **kwargs))
-    code = function.__code__.replace()
+        return _with_own_code(lambda *args, **kwargs: function(*args, **kwargs), name)
+    code = function.__code__.replace(co_name=name or function.__code__.co_name)
     copy = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )

@@ -16,12 +16,16 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._dynamo.utils as dynamo_utils
-import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch import Tensor
 from torch._dynamo import eval_frame
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.exc import FailOnRecompileLimitHit, RestartAnalysis, TorchDynamoException
+from torch._dynamo.exc import (
+    FailOnRecompileLimitHit,
+    RestartAnalysis,
+    TorchDynamoException,
+    exceptions_allowed_to_be_fallback,
+)
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
@@ -30,6 +34,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.collectives import called_by_python
 from lightning_hotcompile.swap.failures_told import FailuresTold
+from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.overrides import Overrides
 from lightning_hotcompile.swap.python_state import left_to_python
@@ -62,8 +67,10 @@ CompilerError: tuple[type[Exception], ...] = (
 )
 """What Dynamo raises when it cannot compile a frame, before any code of the frame ran."""
 
-RestartCompile = RestartAnalysis
-"""What a backend raises when the frame has to be traced again; never to be swallowed."""
+
+RestartCompile: tuple[type[Exception], ...] = (RestartAnalysis, *exceptions_allowed_to_be_fallback)
+"""What a backend raises when the frame has to be traced again, once more or without an operation that no
+graph can have; never to be swallowed."""
 
 StopRecompute = _StopRecomputationError
 """How activation checkpointing leaves a forward that it repeats, once it has what it needs: no error."""
@@ -76,7 +83,9 @@ def version_of(tensor: Tensor) -> int | None:
 
 @contextlib.contextmanager
 def compiling_allowed(
-    *, suppress_errors: bool, on_failure: Callable[[BaseException], None] = lambda error: None
+    *,
+    suppress_errors: bool,
+    on_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> Iterator[None]:
     """A step in which new graphs may be compiled.
 
@@ -87,7 +96,8 @@ def compiling_allowed(
     state of Python's own objects to Python, as are collectives.
     """
     told = FailuresTold(on_failure)
-    loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in ("convert_frame", "variables.tensor")]
+    names = ("convert_frame", "variables.tensor", "exc")
+    loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in names]
     if suppress_errors:
         for logger in loggers:
             logger.addFilter(told)
@@ -107,21 +117,6 @@ def compiling_allowed(
     finally:
         for logger in loggers:
             logger.removeFilter(told)
-
-
-class KeepsBuffers:
-    """A compiled backward leaves what the forward has saved, so that ``retain_graph=True`` works as in eager.
-
-    AOTAutograd reads this when it compiles and once more in each backward, so it is on for as long as
-    compiled code is in place. Code that the user compiles meanwhile keeps its buffers too, and is as right.
-    """
-
-    def __enter__(self) -> None:
-        self._prior = functorch_config.donated_buffer
-        functorch_config.donated_buffer = False
-
-    def __exit__(self, *_: object) -> None:
-        functorch_config.donated_buffer = self._prior
 
 
 class _KeepsCaches:

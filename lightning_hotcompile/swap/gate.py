@@ -50,12 +50,18 @@ class Gate:
     Args:
         suppress_errors: whether eager answers where compiling fails.
         running: the name of what Lightning is running, ``None`` if that is not known.
+        limit_s: seconds that one frame may take to be compiled, ``None`` for no limit.
     """
 
     def __init__(
-        self, *, suppress_errors: bool = True, running: Callable[[], str | None] = _nothing_is_known
+        self,
+        *,
+        suppress_errors: bool = True,
+        running: Callable[[], str | None] = _nothing_is_known,
+        limit_s: float | None = None,
     ) -> None:
         self.suppresses_errors = suppress_errors
+        self.limit_s = limit_s
         self._running = running
         self.failures: list[str] = []
         """First lines: an error itself would keep the model that it passed through."""

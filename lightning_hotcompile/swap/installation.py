@@ -14,13 +14,15 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
 from lightning_hotcompile.swap.draws import DrawsStaySeparate
-from lightning_hotcompile.swap.dynamo import CompileTimer, KeepsBuffers, graph_break_count
+from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
 from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
+from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.scatters import ScattersOnOneThread
@@ -76,13 +78,23 @@ class Installation:
         root: the LightningModule.
         config: backend, mode, options, dynamic, fullgraph, on_error.
         optimizers: the Trainer's optimizers, in the plan's order.
+        names: of the code that is compiled, shared by all installations of one stage of a training.
     """
 
     def __init__(
-        self, plan: CompilePlan, root: nn.Module, config: HotCompileConfig, optimizers: Sequence[Optimizer]
+        self,
+        plan: CompilePlan,
+        root: nn.Module,
+        config: HotCompileConfig,
+        optimizers: Sequence[Optimizer],
+        names: CodeNames | None = None,
     ) -> None:
         self.plan = plan
-        self.gate = Gate(suppress_errors=config.on_error != "raise", running=_running_in(root))
+        self.gate = Gate(
+            suppress_errors=config.on_error != "raise",
+            running=_running_in(root),
+            limit_s=config.compile_timeout,
+        )
         self.timer = CompileTimer()
         self.witness = Witness(
             config.backend,
@@ -93,6 +105,7 @@ class Installation:
             compile_timeout=config.compile_timeout,
             raise_errors=config.on_error == "raise",
             on_failure=self.gate.failed,
+            names=names,
         )
         self._root = root
         self._config = config

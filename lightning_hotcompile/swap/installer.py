@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError
 from lightning_hotcompile.swap.fit import Fit
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.tracing_limit import TracingLimit
 from lightning_hotcompile.swap.witness import Witness
 
 
@@ -80,7 +81,8 @@ class SwappedRegion:
     def compiled(self, function: Callable[..., Any]) -> CompiledFunction:
         """A compiled function whose graphs belong to this region."""
         backend = self._witness.backend_for(self.region.name, checks_at_once=self.region.kind == "optimizer")
-        return CompiledFunction(function, backend, **self._settings)
+        name = self._witness.names.of(getattr(function, "__name__", "call"), self.region.name)
+        return CompiledFunction(function, backend, name=name, **self._settings)
 
     def is_off(self) -> bool:
         """Whether a call is to run as if nothing had been swapped."""
@@ -124,12 +126,12 @@ class SwappedRegion:
         witness = self._witness
         before, graphs = witness.total_runs, len(witness.graphs)
         newest = witness.numbers.newest()
-        with self._gate.dynamic_dims.marked(args, kwargs):
+        with self._gate.dynamic_dims.marked(args, kwargs), TracingLimit(self._gate.limit_s) as limit:
             result = compiled.compile(*args, **kwargs)
         witness.numbers.look(self.region.name, self._gate.steps, newest)
         if witness.total_runs > before:
             self.fit.ran()
-        elif len(witness.graphs) == graphs and (refused := self.fit.refused()) is not None:
+        elif len(witness.graphs) == graphs and (refused := limit.reached or self.fit.refused()) is not None:
             self._gate.failed(HotCompileError(refused))
             self.error = refused
         return result

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import why_not_compiled
@@ -18,60 +18,8 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.gradients import with_usual_strides
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
+from lightning_hotcompile.swap.optimizer_values import OptimizerValues
 from lightning_hotcompile.swap.witness import Witness
-
-_SMALLEST = torch.finfo(torch.float32).tiny
-"""Compiled code divides 32-bit numbers by a rate: a smaller one may be 0 there."""
-
-
-class LearningRates:
-    """Learning rates as tensors while a compiled step runs, as the user's floats otherwise.
-
-    A float would be a constant of the graph, so that each change by a scheduler would recompile.
-    The tensors are 64-bit scalars on the CPU: the same numbers that eager multiplies with.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._tensors: list[Tensor] = []
-        self._held: list[float | None] = []
-        self._given: list[Any] | None = None
-
-    def as_tensors(self) -> None:
-        """Put a tensor in place of each float."""
-        groups = self._optimizer.param_groups
-        self._given = [group["lr"] for group in groups]
-        while len(self._tensors) < len(groups):
-            self._tensors.append(torch.zeros((), dtype=torch.float64))
-            self._held.append(None)
-        for i, (group, value) in enumerate(zip(groups, self._given, strict=True)):
-            if isinstance(value, Tensor):
-                continue
-            if value != self._held[i]:
-                self._tensors[i].fill_(value)
-                self._held[i] = value
-            group["lr"] = self._tensors[i]
-
-    @property
-    def has_zero(self) -> bool:
-        """Whether a rate is 0, or so small that 32 bits have no normal number for it.
-
-        Compiled steps divide by it, and weights that never had a gradient would become NaN.
-        """
-        return any(_is_zero(group["lr"]) for group in self._optimizer.param_groups)
-
-    def as_given(self) -> None:
-        """Put the user's values back; a second call does nothing."""
-        given, self._given = self._given, None
-        for group, value in zip(self._optimizer.param_groups, given or (), strict=False):
-            group["lr"] = value
-
-
-def _is_zero(rate: float | Tensor) -> bool:
-    """A tensor on an accelerator is not asked: the step would wait for it, and eager divides by it too."""
-    if isinstance(rate, Tensor) and rate.device.type != "cpu":
-        return False
-    return abs(float(rate)) < _SMALLEST
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -101,7 +49,7 @@ class SwappedOptimizer(SwappedRegion):
         # All or nothing: a half-compiled step would meet tensors where eager wants floats.
         super().__init__(region, gate, witness, dynamic=dynamic, fullgraph=True)
         self.optimizer = optimizer
-        self._rates = LearningRates(optimizer)
+        self._values = OptimizerValues(optimizer)
         self._settings_then = _settings(optimizer)
         self._pair: tuple[Callable[[Optimizer], None], CompiledFunction] | None = None
         self.dynamic = dynamic
@@ -129,11 +77,11 @@ class SwappedOptimizer(SwappedRegion):
 
     def _bodies(self) -> tuple[Callable[[Optimizer], None], CompiledFunction]:
         """The step without its wrappers, as it is and compiled."""
-        original, rates = bare_step(type(self.optimizer)), self._rates
+        original, values = bare_step(type(self.optimizer)), self._values
 
         def optimizer_step(optimizer: Optimizer) -> None:
             if not torch.compiler.is_compiling():
-                rates.as_given()  # this call was not compiled after all: eager takes floats only
+                values.as_given()  # this call was not compiled after all: eager takes floats only
             with torch.no_grad():
                 original(optimizer)
 
@@ -144,12 +92,15 @@ class SwappedOptimizer(SwappedRegion):
         return with_usual_strides(p for group in self.optimizer.param_groups for p in group["params"])
 
     def _update(self, eager: Callable[[Optimizer], None], compiled: CompiledFunction) -> None:
-        if self._rates.has_zero:
+        compiles = self._gate.lane is Lane.COMPILE
+        if self._values.rates.has_zero or (compiles and self._values.counts.are_missing):
             self.calls += 1
             return eager(self.optimizer)
-        self._rates.as_tensors()
+        counted = False
         try:
-            with self._usual_gradients() if self._gate.lane is Lane.COMPILE else _AS_THEY_ARE:
+            self._values.for_compiled()
+            with self._usual_gradients() if compiles else _AS_THEY_ARE:
                 self.choose(compiled, eager, self.optimizer)
+            counted = True
         finally:
-            self._rates.as_given()
+            self._values.as_given(counted=counted)

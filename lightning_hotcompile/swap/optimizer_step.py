@@ -91,6 +91,7 @@ class ReplacedStep:
             return loss
 
         with_hooks = Optimizer.profile_hook_step(updated)
+        has_scheduler = bool(getattr(eager, "_wrapped_by_lr_sched", False))
 
         @functools.wraps(eager)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +102,8 @@ class ReplacedStep:
                 or self._is_off()
             ):
                 return eager(*args, **kwargs)
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers look for
+            if has_scheduler:
+                optimizer._opt_called = True  # type: ignore[attr-defined]  # what it looks for
             if is_watched(optimizer):
                 return with_hooks(optimizer, *args, **kwargs)
             loss = updated(optimizer, *args, **kwargs)
@@ -110,7 +112,7 @@ class ReplacedStep:
                     hook(optimizer, (optimizer, *args), kwargs)
             return loss
 
-        if getattr(eager, "_wrapped_by_lr_sched", False):
+        if has_scheduler:
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         setattr(step, MAY_LIE_UNDER, id(step) if self._may_lie_under else 0)
         return step

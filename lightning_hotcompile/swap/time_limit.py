@@ -16,14 +16,80 @@ class _Reached(BaseException):
     """Thrown into the limited code; no ``Exception``, so that nothing in there takes it for its own."""
 
 
+class Alarm:
+    """Throws an error into what runs once it takes longer than ``seconds``.
+
+    This uses the process's alarm signal, so there is an alarm only in the main thread of a POSIX system;
+    elsewhere, and with ``None``, nothing happens. Python handles a signal between two of its own
+    instructions: a native call that never returns is not interrupted. The handler found there is put back,
+    and a timer that was running goes on with the rest of its time, at least at the end.
+
+    Args:
+        seconds: the limit.
+        error: makes what is thrown.
+        again_s: seconds after which it is thrown once more, as long as it is not stopped; 0 for once.
+        covers_limits: whether a :func:`time_limit` inside has nothing to add.
+        may_throw: asked with the frame that is interrupted whether it may be.
+        now: a clock in seconds.
+
+    Attributes:
+        active: whether it would throw; a statement that clears it cannot be interrupted, as a call may be.
+    """
+
+    def __init__(
+        self,
+        seconds: float | None,
+        error: Callable[[], BaseException],
+        *,
+        again_s: float = 0.0,
+        covers_limits: bool = False,
+        may_throw: Callable[[FrameType | None], bool] = lambda frame: True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.active = False
+        self.covers_limits = covers_limits
+        self._seconds = seconds
+        self._error = error
+        self._again_s = again_s
+        self._may_throw = may_throw
+        self._now = now
+        self._restore: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """From now on the time counts."""
+        if self._seconds is None or self._restore is not None or not _can_interrupt():
+            return
+        before = signal.signal(signal.SIGALRM, self._ring)
+        start, rest, interval = self._now(), 0.0, 0.0
+
+        def restore() -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            if rest:
+                left = max(rest - (self._now() - start), _AT_ONCE)
+                signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+        self._restore, self.active = restore, True
+        rest, interval = signal.setitimer(signal.ITIMER_REAL, self._seconds, self._again_s)
+
+    def stop(self) -> None:
+        """No longer; a second call does nothing. In another thread it is put back by the next call."""
+        self.active = False
+        if self._restore is None or threading.current_thread() is not threading.main_thread():
+            return
+        restore, self._restore = self._restore, None
+        restore()
+
+    def _ring(self, signum: int, frame: FrameType | None) -> None:
+        if self.active and self._may_throw(frame):  # one on its way while the code ended comes too late
+            raise self._error()
+
+
 @contextmanager
 def time_limit(seconds: float | None, name: str, now: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Interrupt the code inside when it takes longer than ``seconds``.
+    """Interrupt the code inside when it takes longer than ``seconds``, see :class:`Alarm`.
 
-    This uses the process's alarm signal, so there is a limit only in the main thread of a POSIX system;
-    elsewhere, and with ``None``, the code runs as long as it likes. Python handles a signal between two
-    of its own instructions: a native call that never returns is not interrupted. The handler found there
-    is put back, and a timer that was running goes on with the rest of its time, at least at the end.
+    Inside of an alarm that covers this there is no second limit.
 
     Args:
         seconds: the limit.
@@ -33,30 +99,25 @@ def time_limit(seconds: float | None, name: str, now: Callable[[], float] = time
     Raises:
         TimeoutError: the limit was reached.
     """
-    if seconds is None or not _can_interrupt():
+    if seconds is None or _is_limited():
         yield
         return
-    active = True
-
-    def reached(signum: int, frame: FrameType | None) -> None:
-        if active:  # a signal on its way while the code ended comes too late
-            raise _Reached
-
-    before = signal.signal(signal.SIGALRM, reached)
-    start = now()
-    rest, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    alarm = Alarm(seconds, _Reached, now=now)
     try:
+        alarm.start()
         yield
-        active = False
+        alarm.active = False
     except _Reached:
-        active = False
-        raise TimeoutError(f"took longer than {name}={seconds:g} s") from None
+        alarm.active = False
+        raise TimeoutError(too_long(name, seconds)) from None
     finally:
-        active = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if rest:
-            signal.setitimer(signal.ITIMER_REAL, max(rest - (now() - start), _AT_ONCE), interval)
+        alarm.active = False
+        alarm.stop()
+
+
+def too_long(name: str, seconds: float) -> str:
+    """What an error says."""
+    return f"took longer than {name}={seconds:g} s"
 
 
 def _can_interrupt() -> bool:
@@ -66,3 +127,10 @@ def _can_interrupt() -> bool:
         and threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGALRM) is not None
     )
+
+
+def _is_limited() -> bool:
+    if not hasattr(signal, "setitimer"):
+        return False
+    owner = getattr(signal.getsignal(signal.SIGALRM), "__self__", None)
+    return isinstance(owner, Alarm) and owner.active and owner.covers_limits

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from lightning_hotcompile.errors import ConfigError, near_names
 from lightning_hotcompile.swap.collectives import why_not_captured
+from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.compilers import (
     backend_names,
     backward_with_forward,
     resolve_backend,
     why_no_backend_can,
 )
+from lightning_hotcompile.swap.defined_memory import define_memory
 from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
 from lightning_hotcompile.swap.graph import Graph, first_line
 from lightning_hotcompile.swap.moving_numbers import MovingNumbers
@@ -50,6 +54,7 @@ class Witness:
             thread of a POSIX system only.
         raise_errors: raise what compiled code raises, in place of answering with eager.
         on_failure: told of the error when a graph fails after it had been compiled.
+        names: of the code that is compiled; shared by what may share what Dynamo remembers of it.
         now: a clock in seconds.
     """
 
@@ -64,8 +69,10 @@ class Witness:
         compile_timeout: float | None = None,
         raise_errors: bool = False,
         on_failure: Callable[[BaseException], None] = lambda error: None,
+        names: CodeNames | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.names = names or CodeNames()
         # At the first graph: Inductor's import takes a third of a second, too much for a run without flip.
         self._resolve = functools.cache(functools.partial(resolve_backend, backend, mode, options, random))
         self._counts_cache_hits = backend == "inductor"
@@ -136,6 +143,7 @@ class Witness:
         compile_graph: CompiledFn,
     ) -> CompiledFn:
         self._refuse_unusable(region, graph_module)
+        define_memory(graph_module)
         if self.collect is not None:
             with backward_with_forward():
                 self.collect(region, graph_module, example_inputs)
@@ -176,9 +184,17 @@ class Witness:
         reason = why_no_backend_can(graph_module)
         if reason is not None:
             raise RuntimeError(reason)
-        with time_limit(self._timeout, "compile_timeout"), backward_with_forward():
+        with time_limit(self._timeout, "compile_timeout"), backward_with_forward(), _no_tracebacks():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
+
+
+@contextlib.contextmanager
+def _no_tracebacks() -> Iterator[None]:
+    """AOTAutograd traces with anomaly detection on: where it gives up, that is in the receipt."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Error detected in ")
+        yield
 
 
 def _draws_as_eager(backend: object, options: Mapping[str, Any] | None, random: str) -> bool:

@@ -70,3 +70,14 @@ def test_a_class_of_the_user_stays_eager_whatever_its_name() -> None:
 
 def test_what_is_no_optimizer_of_torch_is_not_looked_into() -> None:
     assert why_not_compiled(object()) == "object is not one of torch.optim's multi-tensor optimizers"
+
+
+@pytest.mark.parametrize(("device", "capturable"), [("cpu", False), ("cpu", True), ("meta", True)])
+def test_nadam_is_compiled_where_its_state_is_on_one_device(device: str, capturable: bool) -> None:
+    parameter = nn.Parameter(torch.ones(1, device=device))
+    assert why_not_compiled(torch.optim.NAdam([parameter], capturable=capturable)) is None
+
+
+def test_nadam_with_a_number_in_host_memory_is_not() -> None:
+    parameter = nn.Parameter(torch.ones(1, device="meta"))
+    assert "capturable=True" in str(why_not_compiled(torch.optim.NAdam([parameter])))

@@ -67,7 +67,7 @@ def test_milliseconds_keep_three_figures(value: float | None, words: str) -> Non
 
 def test_step_time_with_its_spread() -> None:
     summary = Summary(n=1, median=2.0, q1=2.0, q3=2.0)
-    assert wording.step_time(summary) == "2.00 ms (IQR 0.00 ms, 1 step)"
+    assert wording.step_time(summary) == "2.00 ms (1 step)"
     assert wording.step_time(None) == "not measured"
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hotcompile.swap.breaks import LOGGER, GraphBreak, break_from, graph_breaks_told
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
 
 
 def prints(x: Tensor) -> Tensor:
@@ -102,3 +104,33 @@ def test_other_messages_are_passed_over(message: str) -> None:
 def test_a_message_without_a_traceback_has_its_own_place() -> None:
     found = break_from("Graph break in user code at a.py:3\nGraph Break Reason: ")
     assert found == GraphBreak(reason="not told", file="a.py", line=3)
+
+
+class Masked(Net):
+    """Has a learned vector in place of some rows, as models of speech do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mark = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inp(x).clone()
+        hidden[x[:, 0] > 0] = self.mark
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("scope", ["step", "module"])
+def test_what_no_graph_can_have_is_left_out_of_it(
+    scope: str, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """The backend is the first to see it: Dynamo makes smaller graphs then."""
+    plain, model, callback = seeded(Masked), seeded(Masked), hot(scope=scope)
+    fit(plain)
+    fit(model, [callback])
+    assert callback.report.phase == "steady", callback.report.reason
+    assert any(region.runs for region in callback.report.regions if region.kind != "optimizer")
+    assert_same(plain, model)
+    assert "Backend compiler" not in capfd.readouterr().err
+    assert not [warning for warning in recwarn if "Error detected" in str(warning.message)]

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.optimizer import LearningRates, SwappedOptimizer
+from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.optimizer_step import is_watched
 from lightning_hotcompile.swap.witness import Witness
 
@@ -469,39 +469,106 @@ def test_a_scheduler_finds_that_the_optimizer_stepped(recwarn: pytest.WarningsRe
     assert not [w for w in recwarn if "lr_scheduler.step()" in str(w.message)]
 
 
-class TestLearningRates:
-    def optimizer(self, *rates: Any) -> Optimizer:
-        groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates]
-        return torch.optim.SGD(groups, lr=1.0)
+def test_an_optimizer_without_a_scheduler_gets_no_mark_of_one() -> None:
+    arm = Arm("SGD", compiled=False)
+    arm.optimizer = torch.optim.SGD(arm.model.parameters(), lr=0.1)
+    swapped = arm.fresh()
+    swapped.put(arm.model)
+    arm.step(Lane.COMPILE)
+    assert arm.witness.total_runs == 1
+    assert not hasattr(arm.optimizer, "_opt_called")
 
-    def test_there_and_back(self) -> None:
-        optimizer = self.optimizer(0.1, 0.2)
-        rates = LearningRates(optimizer)
-        rates.as_tensors()
-        tensors = [g["lr"] for g in optimizer.param_groups]
-        assert [(t.dtype, t.item()) for t in tensors] == [(torch.float64, 0.1), (torch.float64, 0.2)]
-        rates.as_given()
-        rates.as_given()
-        assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.2]
 
-    def test_the_same_tensors_are_used_again(self) -> None:
-        optimizer = self.optimizer(0.1)
-        rates = LearningRates(optimizer)
-        found = []
-        for value in (0.1, 0.05):
-            optimizer.param_groups[0]["lr"] = value
-            rates.as_tensors()
-            found.append(optimizer.param_groups[0]["lr"])
-            assert found[-1].item() == value
-            rates.as_given()
-        assert found[0] is found[1]
+@pytest.mark.parametrize("kind", ["AdamW", "RAdam", "Adamax"])
+def test_an_optimizer_that_asks_for_foreach_is_compiled(kind: str) -> None:
+    """It refuses learning rates that are tensors, unless it is capturable."""
+    plain, swapped = Arm(kind, compiled=False), Arm(kind, compiled=True)
+    for arm in (plain, swapped):
+        for group in arm.optimizer.param_groups:
+            group["foreach"] = True
+    for _ in range(3):
+        plain.step()
+        swapped.step()
+    assert swapped.swapped.error is None
+    assert swapped.witness.total_runs == 3
+    assert_equal_states(plain.state(), swapped.state())
 
-    def test_a_tensor_of_the_users_is_left_alone(self) -> None:
-        mine = torch.tensor(0.1)
-        optimizer = self.optimizer(mine, 0.2)
-        rates = LearningRates(optimizer)
-        rates.as_tensors()
-        assert optimizer.param_groups[0]["lr"] is mine
-        rates.as_given()
-        assert optimizer.param_groups[0]["lr"] is mine
-        assert optimizer.param_groups[1]["lr"] == 0.2
+
+class Elsewhere:
+    """An AdamW whose parameters are not in host memory, as on an accelerator; they have no values at all.
+
+    Of three parameters the last has no gradient, and so no state.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.parameters = [nn.Parameter(torch.ones(2, device="meta")) for _ in range(3)]
+        for parameter in self.parameters[:2]:
+            parameter.grad = torch.ones(2, device="meta")
+        groups = [{"params": self.parameters[:2]}, {"params": self.parameters[2:]}]
+        self.optimizer = torch.optim.AdamW(groups, lr=0.1, **options)
+        self.gate = Gate(suppress_errors=False)
+        self.witness = Witness("eager", parity="off", raise_errors=True)
+        region = Region(name="optimizer 0", kind="optimizer", members=("0",), class_name="AdamW")
+        self.swapped = SwappedOptimizer(
+            region, self.gate, self.witness, optimizer=self.optimizer, dynamic=None
+        )
+        self.swapped.put(nn.Module())
+
+    def step(self, lane: Lane = Lane.COMPILE) -> None:
+        self.gate.open(lane)
+        self.optimizer.step()
+        self.gate.close()
+
+    @property
+    def counts(self) -> list[Tensor]:
+        return [entries["step"] for entries in self.optimizer.state.values()]
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+def test_counts_stay_in_host_memory_and_count_on(foreach: bool | None) -> None:
+    there = Elsewhere(foreach=foreach)
+    there.step(Lane.EAGER)
+    counts = there.counts
+    for number, lane in enumerate([Lane.COMPILE, Lane.REUSE, Lane.EAGER, Lane.REUSE], start=2):
+        there.step(lane)
+        assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", number)] * 2
+        assert all(now is then for now, then in zip(there.counts, counts, strict=True))
+        assert [group["capturable"] for group in there.optimizer.param_groups] == [False, False]
+    assert there.witness.total_runs == 3
+    assert len(there.witness.graphs) == 1
+
+
+def test_a_step_without_any_gradient_counts_nothing() -> None:
+    there = Elsewhere()
+    there.step(Lane.EAGER)
+    for parameter in there.parameters:
+        parameter.grad = None
+    for lane in (Lane.COMPILE, Lane.REUSE):
+        there.step(lane)
+        assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", 1)] * 2
+
+
+def test_counts_are_made_by_eager() -> None:
+    there = Elsewhere()
+    there.step()
+    assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", 1)] * 2
+    assert there.witness.total_runs == 0
+    there.step()
+    assert there.witness.total_runs == 1
+
+
+def test_an_error_leaves_counts_and_settings_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Elsewhere()
+    there.step(Lane.EAGER)
+
+    def fails(*_: Any) -> None:
+        assert all(count.is_meta for count in there.counts)
+        raise RuntimeError("out of something")
+
+    monkeypatch.setattr(there.swapped, "choose", fails)
+    with pytest.raises(RuntimeError, match="out of something"):
+        there.step()
+    assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", 1)] * 2
+    assert [(group["lr"], group["capturable"]) for group in there.optimizer.param_groups] == [
+        (0.1, False)
+    ] * 2

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
-from lightning_hotcompile.swap.parity import difference, memory
+from lightning_hotcompile.swap import free_memory
+from lightning_hotcompile.swap.parity import difference
 from lightning_hotcompile.swap.parity.clones import clone_inputs
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.witness import Witness
@@ -41,6 +42,30 @@ class TestCompare:
         parity = compare(linear, lambda x, w: ((F.gelu(x @ w) * (1 + 1e-6)),), inputs())
         assert parity.agrees
         assert 0 < parity.error < 1e-4
+
+    @pytest.mark.parametrize("apart", [4e-3, 4e-2])
+    @pytest.mark.parametrize("mixed", [True, False])
+    def test_without_a_64_bit_run_results_of_autocast_are_held_to_its_dtype(
+        self, mixed: bool, apart: float
+    ) -> None:
+        """An embedding in 32 bit pins its dtype; what comes after it is rounded to 8 bits of mantissa."""
+
+        def pinned(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            assert x.dtype is torch.float32, "as addmm has it against two dtypes"
+            return ((x.float() @ w).float(),)
+
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            parity = compare(pinned, lambda x, w: (pinned(x, w)[0] * (1 + apart),), inputs())
+        assert parity.agrees is (mixed and apart < 1e-2)
+
+    def test_64_bit_results_of_autocast_are_held_to_64_bits(self) -> None:
+        def wide(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            assert x.dtype is torch.float32
+            return ((x.detach().double().sum(0)),)
+
+        with torch.autocast("cpu", torch.bfloat16):
+            parity = compare(wide, lambda x, w: (wide(x, w)[0] * (1 + 1e-4),), inputs())
+        assert not parity.agrees
 
     @pytest.mark.parametrize(
         "wrong",
@@ -325,7 +350,7 @@ class TestRandomNumbers:
 
 class TestMemory:
     def test_lack_of_it_is_said_before_anything_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory, "free_memory", lambda device: 100)
+        monkeypatch.setattr(free_memory, "free_memory", lambda device: 100)
         parity = compare(linear, lambda *args: pytest.fail("was run"), inputs())
         assert parity.agrees is None
         assert parity.reason == "not compared for lack of memory: 0 MB are needed, 0 MB are free (cpu)"

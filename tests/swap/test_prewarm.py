@@ -28,7 +28,6 @@ from lightning_hotcompile.swap.prewarm.choice import (
     SLOWED_SHARE,
     Surroundings,
     crowding,
-    free_memory,
     slowed_share,
     threads_meanwhile,
     why_not,
@@ -385,6 +384,9 @@ def around(**changes: Any) -> Surroundings:
         ("auto", "inductor", {"training_threads": 8, "accelerator": True}, None),
         ("auto", "inductor", {"free_memory": 2**30}, "1.0 GiB of memory are free, 2.0 GiB are needed"),
         ("auto", "inductor", {"free_memory": None}, None),
+        ("auto", "inductor", {"device_memory": 2**31}, None),
+        ("auto", "inductor", {"device_memory": 2**29}, "0.5 GiB of the accelerator's memory are free"),
+        (True, "inductor", {"device_memory": 2**29}, None),
     ],
 )
 def test_when_a_child_is_worth_it(prewarm: Any, backend: Any, changes: Any, reason: str | None) -> None:
@@ -463,18 +465,6 @@ class TestFewerThreads:
         assert (fewer.active, torch.get_num_threads()) == (False, 2)
         fewer.end()
         assert torch.get_num_threads() == 2
-
-
-def test_free_memory_is_the_lesser_of_system_and_container(tmp_path: Path) -> None:
-    proc = tmp_path / "meminfo"
-    proc.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert free_memory(proc, tmp_path) == 4000 * 1024
-    (tmp_path / "memory.current").write_text("1000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(proc, tmp_path) == 4000 * 1024
-    (tmp_path / "memory.max").write_text("50000\n")
-    assert free_memory(proc, tmp_path) == 49000
-    assert free_memory(tmp_path / "none", tmp_path / "none") is None
 
 
 def test_the_surroundings_of_this_process() -> None:

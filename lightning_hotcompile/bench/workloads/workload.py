@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_hotcompile.swap.optimizer import LearningRates
 from lightning_hotcompile.swap.optimizer_step import bare_step
+from lightning_hotcompile.swap.optimizer_values import OptimizerValues
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Compiles a function; each compiled function of an arm goes through the same one."""
@@ -78,8 +78,8 @@ def twin(module: nn.Module) -> nn.Module:
 
 
 def compiled_step(optimizer: Optimizer, compile_function: Compile) -> Callable[[], None]:
-    """The optimizer's step as one compiled function; learning rates are tensors while it runs."""
-    rates, step = LearningRates(optimizer), bare_step(type(optimizer))
+    """The optimizer's step as one compiled function; rates are tensors and counts on the device meanwhile."""
+    values, step = OptimizerValues(optimizer), bare_step(type(optimizer))
 
     def optimizer_step(optimizer: Optimizer) -> None:
         with torch.no_grad():
@@ -88,11 +88,13 @@ def compiled_step(optimizer: Optimizer, compile_function: Compile) -> Callable[[
     compiled = compile_function(optimizer_step)
 
     def run() -> None:
-        rates.as_tensors()
+        counted = False
         try:
+            values.for_compiled()
             compiled(optimizer)
+            counted = True
         finally:
-            rates.as_given()
+            values.as_given(counted=counted)
 
     return run
 

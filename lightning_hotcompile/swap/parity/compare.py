@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import random_state_kept, why_not_cloned
 from lightning_hotcompile.swap.parity.difference import Run, all_agree, largest_difference, same_kinds
-from lightning_hotcompile.swap.parity.memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.trial import Trial
 
 _log = logging.getLogger(__name__)

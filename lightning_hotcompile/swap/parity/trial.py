@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat
-from lightning_hotcompile.swap.parity.memory import why_memory_is_short
 
 _COTANGENT_SEED = 20_021
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lightning_hotcompile.swap.cores import usable_cores
 from lightning_hotcompile.swap.dynamo import graph_count
+from lightning_hotcompile.swap.free_memory import free_for_others, free_host_memory
 
 ENOUGH_MEMORY = 2 * 2**30
 """Bytes that a child with torch, a compiler's workers and a C++ compiler need."""
+
+ENOUGH_ON_DEVICE = 2**30
+"""Bytes of an accelerator that a child takes by being there at all, and to start its compiler."""
 
 SLOWED_SHARE = 0.3
 """Share of a child's time that training loses with one of two threads less.
@@ -38,8 +40,9 @@ class Surroundings:
 
     ``training_threads`` are those of each of the ``processes`` that train on this machine.
     ``free_memory`` is ``None`` where it cannot be told. ``accelerator`` tells whether the training runs on
-    one, so that the CPU's cores are not its bottleneck; ``compiled`` whether anything was compiled in this
-    process, which is for the number of threads that it has now.
+    one, so that the CPU's cores are not its bottleneck, and ``device_memory`` how many bytes of it nobody
+    holds; ``compiled`` whether anything was compiled in this process, which is for the number of threads that
+    it has now.
     """
 
     posix: bool
@@ -49,18 +52,22 @@ class Surroundings:
     free_memory: int | None
     processes: int = 1
     compiled: bool = False
+    device_memory: int | None = None
 
     @classmethod
-    def here(cls, *, accelerator: bool, processes: int = 1) -> Surroundings:
-        """Of this process, which is one of so many that train on this machine."""
+    def here(
+        cls, *, accelerator: bool, processes: int = 1, device: torch.device | None = None
+    ) -> Surroundings:
+        """Of this process, which is one of so many that train on this machine, and trains on this device."""
         return cls(
             posix=os.name == "posix",
             cores=usable_cores(),
             training_threads=torch.get_num_threads(),
             accelerator=accelerator,
-            free_memory=free_memory(),
+            free_memory=free_host_memory(),
             processes=processes,
             compiled=graph_count() > 0,
+            device_memory=None if device is None else free_for_others(device),
         )
 
 
@@ -90,6 +97,9 @@ def why_not(
         return f"no spare core: training uses {_all_threads(around)} threads on {around.cores} cores{why}"
     if around.free_memory is not None and around.free_memory < need:
         return f"{around.free_memory / 2**30:.1f} GiB of memory are free, {need / 2**30:.1f} GiB are needed"
+    if around.device_memory is not None and around.device_memory < ENOUGH_ON_DEVICE:
+        free, needed = (n / 2**30 for n in (around.device_memory, ENOUGH_ON_DEVICE))
+        return f"{free:.1f} GiB of the accelerator's memory are free, {needed:.1f} GiB are needed"
     return None
 
 
@@ -125,16 +135,3 @@ def _is_crowded(around: Surroundings) -> bool:
 
 def _all_threads(around: Surroundings) -> int:
     return around.processes * around.training_threads
-
-
-def free_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that a new process may take: the system's, or the container's if that is less."""
-    free = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in proc.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
-        limit = int((group / "memory.max").read_text(encoding="utf-8"))
-        free.append(limit - int((group / "memory.current").read_text(encoding="utf-8")))
-    return min(free) if free else None

@@ -71,7 +71,7 @@ class Prewarm:
     Args:
         jobs: graphs to compile, in this order; ``add`` hands over more.
         cache_dir: the compiler's cache directory, the same as ``TORCHINDUCTOR_CACHE_DIR`` of this process.
-        toolchain: devices (``cpu``, ``cuda``) whose compiler is started before all else.
+        toolchain: devices (``cpu``, ``cuda:1``) whose compiler is started before all else.
         threads: OpenMP threads of the child; the code it makes is for the threads of this process.
         nice: how much lower than ours the child's priority is.
         limit_s: seconds that work may be outstanding after the last ``add``; then the child is ended.

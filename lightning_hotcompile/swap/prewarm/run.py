@@ -36,7 +36,7 @@ class PrewarmRun:
         options: Inductor's options.
         random: the option ``random``, which decides how Inductor draws.
         limit_s: seconds that the child may take for its last graph.
-        device: ``cpu`` or ``cuda``, whose toolchain is warmed up first.
+        device: such as ``cpu`` or ``cuda:1``, whose toolchain is warmed up first.
         threads: that training may use until the child is done; ``None`` for as many as now.
     """
 

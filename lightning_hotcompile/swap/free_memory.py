@@ -1,4 +1,4 @@
-"""How much memory is free, so that a comparison does not take what the training needs."""
+"""How much memory is free, so that nothing of ours takes what the training needs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def free_memory(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     return free_host_memory() if device.type == "cpu" else None
+
+
+def free_for_others(device: torch.device) -> int | None:
+    """Free bytes on an accelerator that another process could take, ``None`` where that is not known."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
 def free_host_memory(root: Path = Path("/")) -> int | None:
