@@ -130,11 +130,14 @@ class TestOrElse:
         assert calls == 2 * ["C++", "usual"]
         assert not list(tmp_path.iterdir())
 
-    def test_a_restart_is_no_failure(self, graph: Any) -> None:
-        def restarts(*_: Any) -> Any:
-            raise RestartCompile
+    @pytest.mark.parametrize("restart", RestartCompile)
+    def test_a_restart_is_no_failure(self, graph: Any, restart: type[Exception]) -> None:
+        raised = restart.__new__(restart)
 
-        with pytest.raises(RestartCompile):
+        def restarts(*_: Any) -> Any:
+            raise raised
+
+        with pytest.raises(restart):
             or_else(restarts, lambda *_: pytest.fail("compiled"))(*graph)
 
 
