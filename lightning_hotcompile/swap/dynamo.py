@@ -98,9 +98,8 @@ def compiling_allowed(
     told = FailuresTold(on_failure)
     names = ("convert_frame", "variables.tensor", "exc")
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in names]
-    if suppress_errors:
-        for logger in loggers:
-            logger.addFilter(told)
+    for logger in loggers:
+        logger.addFilter(told)
     try:
         with (
             torch._dynamo.config.patch(

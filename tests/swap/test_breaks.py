@@ -121,12 +121,12 @@ class Masked(Net):
         return self.head(hidden)
 
 
-@pytest.mark.parametrize("scope", ["step", "module"])
+@pytest.mark.parametrize(("scope", "on_error"), [("step", "raise"), ("step", "eager"), ("module", "eager")])
 def test_what_no_graph_can_have_is_left_out_of_it(
-    scope: str, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+    scope: str, on_error: str, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     """The backend is the first to see it: Dynamo makes smaller graphs then."""
-    plain, model, callback = seeded(Masked), seeded(Masked), hot(scope=scope)
+    plain, model, callback = seeded(Masked), seeded(Masked), hot(scope=scope, on_error=on_error)
     fit(plain)
     fit(model, [callback])
     assert callback.report.phase == "steady", callback.report.reason

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.optimizer_step import is_watched
@@ -149,7 +150,8 @@ def test_a_rate_of_zero_moves_nothing(kind: str, groups: int) -> None:
     for arm in (plain, swapped):
         for weight in arm.model.parameters():
             weight.register_hook(lambda grad: torch.zeros_like(grad).copy_(grad * (grad.cumsum(0) != grad)))
-            arm.optimizer.state[weight].clear()
+            if kind != "Adagrad" or TORCH >= (2, 13):  # before, its state is made with it, and not again
+                arm.optimizer.state[weight].clear()
     for rate in (0.01, 0.0, 0.01, 1e-50):
         for arm in (plain, swapped):
             for group in arm.optimizer.param_groups[:groups]:
@@ -360,7 +362,7 @@ def test_a_schedule_that_moves_momentum_too_is_right(kind: str) -> None:
     assert_equal_states(arms[0].state(), arms[1].state())
     setting = "momentum" if kind == "SGD" else "betas"
     assert setting in (arms[1].swapped.error or ""), "it is eager after a few compiles, with the reason"
-    assert len(arms[1].witness.graphs) <= 4
+    assert len(arms[1].witness.graphs) <= (4 if TORCH >= (2, 13) else 5)
 
 
 @pytest.mark.xfail(strict=True, reason="betas and momentum are constants of the graph")
