@@ -725,7 +725,7 @@ def test_what_a_backward_leaves_is_left_in_any_thread(in_thread: bool) -> None:
         loss.backward()
 
     weight = nn.Parameter(torch.ones(4))
-    with KeepsBuffers(), ThreadPoolExecutor(1) as threads:
+    with KeepsBuffers(), compilers.backward_with_forward(), ThreadPoolExecutor(1) as threads:
         compiled = torch.compile(lambda w: w.sin().cos().exp().sum(), backend="aot_eager_decomp_partition")
         loss = compiled(weight)
         threads.submit(twice, loss).result() if in_thread else twice(loss)
