@@ -95,12 +95,7 @@ class SwappedOptimizer(SwappedRegion):
         compiles = self._gate.lane is Lane.COMPILE
         if self._values.rates.has_zero or (compiles and self._values.counts.are_missing):
             self.calls += 1
-            return eager(self.optimizer)
-        counted = False
-        try:
-            self._values.for_compiled()
-            with self._usual_gradients() if compiles else _AS_THEY_ARE:
-                self.choose(compiled, eager, self.optimizer)
-            counted = True
-        finally:
-            self._values.as_given(counted=counted)
+            eager(self.optimizer)
+            return
+        with self._values.for_compiled(), self._usual_gradients() if compiles else _AS_THEY_ARE:
+            self.choose(compiled, eager, self.optimizer)

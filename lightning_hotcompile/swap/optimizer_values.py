@@ -6,6 +6,8 @@ have moved the counts to the accelerator for good, where eager waits for the dev
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -184,11 +186,18 @@ class OptimizerValues:
         self.capturable = Capturable(optimizer)
         self.counts = StepCounts(optimizer)
 
-    def for_compiled(self) -> None:
-        """As a compiled step wants them."""
-        self.rates.as_tensors()
-        self.capturable.put()
-        self.counts.on_device()
+    @contextlib.contextmanager
+    def for_compiled(self) -> Iterator[None]:
+        """As a compiled step wants them, and then as the user has them; a step that returns has counted."""
+        counted = False
+        try:
+            self.rates.as_tensors()
+            self.capturable.put()
+            self.counts.on_device()
+            yield
+            counted = True
+        finally:
+            self.as_given(counted=counted)
 
     def as_given(self, *, counted: bool = False) -> None:
         """As the user has them; a second call does nothing.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,20 +12,13 @@ import pytest
 from lightning_hotcompile.swap import time_limit as module
 from lightning_hotcompile.swap.time_limit import time_limit
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal"),
+    pytest.mark.usefixtures("own_alarm"),
+]
 
 NEVER = 20.0
 """What stands for ever in these tests has an end of its own, should the limit not work."""
-
-
-@pytest.fixture(autouse=True)
-def _own_alarm() -> Iterator[None]:
-    """The test runner may use the alarm for its own time limit: it gets it back."""
-    handler = signal.getsignal(signal.SIGALRM)
-    rest, interval = signal.setitimer(signal.ITIMER_REAL, 0)
-    yield
-    signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, rest, interval)
 
 
 def hang() -> None:

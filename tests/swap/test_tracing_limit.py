@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,19 +17,12 @@ from tests.functions import turned
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal"),
+    pytest.mark.usefixtures("own_alarm"),
+]
 
 TURNS = 20_000
-
-
-@pytest.fixture(autouse=True)
-def _own_alarm() -> Iterator[None]:
-    """The test runner may use the alarm for its own time limit: it gets it back."""
-    handler = signal.getsignal(signal.SIGALRM)
-    rest, interval = signal.setitimer(signal.ITIMER_REAL, 0)
-    yield
-    signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, rest, interval)
 
 
 @pytest.fixture

@@ -88,13 +88,8 @@ def compiled_step(optimizer: Optimizer, compile_function: Compile) -> Callable[[
     compiled = compile_function(optimizer_step)
 
     def run() -> None:
-        counted = False
-        try:
-            values.for_compiled()
+        with values.for_compiled():
             compiled(optimizer)
-            counted = True
-        finally:
-            values.as_given(counted=counted)
 
     return run
 
