@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 from lightning_hotcompile.plan import compile_cost
 
@@ -44,6 +45,16 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_mode_left() -> Iterator[None]:
+    """A mode that a test leaves on would fail all tests after it, and not itself."""
+    yield
+    left = _get_current_dispatch_mode_stack()
+    for _ in left:
+        _pop_mode()
+    assert not left, "left on"
 
 
 @pytest.fixture

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from lightning_hotcompile.swap.interruptible import can_be_interrupted
+
 _AT_ONCE = 1e-6
+_LOOK_AGAIN_S = 0.005
 
 
 class _Reached(BaseException):
@@ -20,16 +23,17 @@ class Alarm:
     """Throws an error into what runs once it takes longer than ``seconds``.
 
     This uses the process's alarm signal, so there is an alarm only in the main thread of a POSIX system;
-    elsewhere, and with ``None``, nothing happens. Python handles a signal between two of its own
-    instructions: a native call that never returns is not interrupted. The handler found there is put back,
-    and a timer that was running goes on with the rest of its time, at least at the end.
+    elsewhere, and with ``None``, nothing happens. From the limit on it looks every few milliseconds whether
+    what runs can be interrupted. Python handles a signal between two of its own instructions: a native call
+    that never returns is not interrupted. The handler found there is put back, and a timer that was running
+    goes on with the rest of its time, at least at the end.
 
     Args:
         seconds: the limit.
         error: makes what is thrown.
         again_s: seconds after which it is thrown once more, as long as it is not stopped; 0 for once.
         covers_limits: whether a :func:`time_limit` inside has nothing to add.
-        may_throw: asked with the frame that is interrupted whether it may be.
+        may_throw: asked with the frame that runs whether it can be interrupted.
         now: a clock in seconds.
 
     Attributes:
@@ -43,7 +47,7 @@ class Alarm:
         *,
         again_s: float = 0.0,
         covers_limits: bool = False,
-        may_throw: Callable[[FrameType | None], bool] = lambda frame: True,
+        may_throw: Callable[[FrameType | None], bool] = can_be_interrupted,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.active = False
@@ -70,7 +74,7 @@ class Alarm:
                 signal.setitimer(signal.ITIMER_REAL, left, interval)
 
         self._restore, self.active = restore, True
-        rest, interval = signal.setitimer(signal.ITIMER_REAL, self._seconds, self._again_s)
+        rest, interval = signal.setitimer(signal.ITIMER_REAL, self._seconds, _LOOK_AGAIN_S)
 
     def stop(self) -> None:
         """No longer; a second call does nothing. In another thread it is put back by the next call."""
@@ -81,8 +85,11 @@ class Alarm:
         restore()
 
     def _ring(self, signum: int, frame: FrameType | None) -> None:
-        if self.active and self._may_throw(frame):  # one on its way while the code ended comes too late
-            raise self._error()
+        if not self.active or not self._may_throw(frame):  # the code may have ended in the meantime
+            return
+        # nothing is thrown into the code that cleans up after the first one
+        signal.setitimer(signal.ITIMER_REAL, self._again_s, _LOOK_AGAIN_S if self._again_s else 0.0)
+        raise self._error()
 
 
 @contextmanager

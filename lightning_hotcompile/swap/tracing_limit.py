@@ -7,14 +7,13 @@ from typing import Any
 
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
+from lightning_hotcompile.swap.interruptible import can_be_interrupted
 from lightning_hotcompile.swap.time_limit import Alarm, too_long
 
 _AGAIN_S = 5.0
 """Something in there may have taken the error for its own."""
 
 _DYNAMOS = "torch/_dynamo/convert_frame.py"
-_NOT_IN = ("torch/_dynamo/callback.py", "contextlib.py", "swap/time_limit.py", "swap/tracing_limit.py")
-"""Files whose code, interrupted, could leave Dynamo with a compile that never ended."""
 
 
 class TracingLimit:
@@ -69,7 +68,7 @@ class TracingLimit:
 
 def _is_in_dynamo(frame: FrameType | None) -> bool:
     """Whether Dynamo is at work on a frame: with several threads its end may be told to another one."""
-    if frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_NOT_IN):
+    if not can_be_interrupted(frame):
         return False
     while frame is not None:
         if frame.f_code.co_filename.replace("\\", "/").endswith(_DYNAMOS):
