@@ -109,6 +109,8 @@ class Weighing:
         step_s, known = self._ledger.eager_step_s, self.known(track)
         if known is not None and known.verdict == "bad":
             return Decision(go=False, reason=f"an earlier run ({known.when[:10]}) found: {known.reason}")
+        if step_s is None and self._config.threshold == 0:
+            return Decision(go=True, reason="threshold=0: compiled before a step was measured")
         return forecast(
             remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
             step_s=step_s,

@@ -248,11 +248,18 @@ class TestGate:
         fit(seeded(Net), [callback], train=batches, max_epochs=1)
         assert (callback.report.steps, callback.report.phase) == (12, "observing")
 
-    def test_threshold_zero_compiles_before_the_first_step(self) -> None:
-        callback = hot(threshold=0)
+    @pytest.mark.parametrize("cost_gate", [True, False])
+    def test_threshold_zero_compiles_before_the_first_step(self, cost_gate: bool) -> None:
+        callback = hot(threshold=0, cost_gate=cost_gate)
         fit(seeded(Net), [callback])
         assert callback.report.phases[0].name == "flipping"
         assert callback.report.phase == "steady"
+
+    def test_what_is_hot_before_a_step_was_measured_waits_for_one(self) -> None:
+        callback = hot(threshold=1, cost_gate=True)
+        fit(seeded(Net), [callback], max_epochs=1)
+        assert callback.report.phase == "declined"
+        assert callback.report.reason.startswith("not worth it")
 
     def test_what_is_not_faster_is_taken_back(self) -> None:
         model, callback = seeded(Net), hot(min_speedup=99.0)

@@ -154,7 +154,7 @@ def forecast(
         or_inline: whether the step itself may compile where a child process would not pay.
     """
     if step_s is None:
-        return Decision(go=True, reason="no step was measured yet: threshold=0 compiles at once")
+        return Decision(go=False, wait=True, reason="waits until a step was measured")
     if remaining_steps is None:
         return _of_unknown_length(step_s, spent_s, expected.cost_s)
     decision = _weighed(remaining_steps, step_s, expected)

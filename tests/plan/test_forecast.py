@@ -279,10 +279,10 @@ def test_the_regret_of_an_unknown_length_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("remaining", [None, 5])
-def test_nothing_measured_yet_goes(remaining: int | None) -> None:
+def test_nothing_measured_yet_waits(remaining: int | None) -> None:
     decision = forecast(remaining_steps=remaining, step_s=None, expected=expect(22.0, SOME))
-    assert decision.go
-    assert "threshold=0" in decision.reason
+    assert (decision.go, decision.wait) == (False, True)
+    assert decision.reason == "waits until a step was measured"
 
 
 def test_numbers_read_well() -> None:
