@@ -113,8 +113,9 @@ class HotCompileConfig:
     """How many step signatures may be compiled in one run."""
 
     compile_timeout: float | None = 600.0
-    """Seconds that compiling one piece of code may take, tracing included; then its region stays eager.
-    ``None`` = no limit. On several ranks at most half of the process group's timeout."""
+    """Seconds that compiling one piece of code may take, tracing included; then it is ended at the next place
+    where torch can be interrupted, and its region stays eager. ``None`` = no limit. On several ranks at most
+    half of the process group's timeout."""
 
     prewarm: bool | str = "auto"
     """Let a child process fill the compiler's cache while training goes on; ``"auto"`` = if there is a

@@ -146,6 +146,15 @@ PRIVATE_TORCH = {
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.dynamic_dims": {"_dynamo"},
+    # What operations of a graph switch on, and what pops the levels of torch.func.
+    "swap.thread_state": {
+        "_C",
+        "_autograd",
+        "_functorch",
+        "_saved_tensors_hooks_disable",
+        "_saved_tensors_hooks_enable",
+        "_saved_tensors_hooks_get_disabled_error_message",
+    },
     # When it begins and ends to trace a frame.
     "swap.tracing_limit": {"torch._dynamo"},
     # What a compiled backward leaves, in each thread.

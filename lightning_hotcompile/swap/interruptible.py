@@ -19,13 +19,22 @@ _TORCH = Path(torch.__file__).parent
 _OWN = Path(__file__).parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
+_TYPED = ("<stdin", "<ipython-input", "<command-")
+"""How names begin that are no file's, of code that the user has typed; other such names: generated code."""
 
 _WAITING = {
     "threading.py": ("wait", "join", "_wait_for_tstate_lock"),
     "subprocess.py": ("wait", "_wait", "_try_wait", "communicate", "_communicate"),
     "selectors.py": ("select",),
+    "socket.py": ("readinto", "accept"),
+    "ssl.py": ("read",),
+    "multiprocessing/popen_fork.py": ("poll", "wait"),
+    "multiprocessing/connection.py": ("_recv", "wait"),
 }
-"""Functions of the standard library that wait: for a thread, a compiler, a child process."""
+"""Functions of the standard library that wait: for a thread, a compiler, a child process, a server."""
+
+_ENDS_THAT_WAIT = ("/filelock/", "/torch/utils/_filelock.py", "/concurrent/futures/", "/subprocess.py")
+"""Whose ``with`` waits at its beginning or its end, and can be interrupted there: parts of paths."""
 
 _STEPS = {
     "_dynamo/symbolic_convert.py": ("step",),
@@ -49,9 +58,11 @@ def can_be_interrupted(frame: FrameType | None) -> bool:
 
     It does where the code waits, where one of torch's loops goes on to the next instruction or node, and in
     code of others (a backend, a kernel's description, sympy), unless any of it was called by the beginning
-    or the end of a ``with``.
+    or the end of a ``with``, or by an import: a module that is half imported is not imported again in full.
+    This takes it from Python that it looks for no signal between the beginning of a ``with`` and its body
+    (seen with 3.10 to 3.13).
     """
-    return frame is not None and _is_a_pause(frame) and not _is_in_a_context_manager(frame)
+    return frame is not None and _is_a_pause(frame) and not _is_amid_something(frame)
 
 
 def _is_a_pause(frame: FrameType) -> bool:
@@ -65,8 +76,10 @@ def _is_a_pause(frame: FrameType) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _functions_of(filename: str) -> tuple[str, ...] | None:
     """The functions of a file that can be interrupted, () for all of them, ``None`` for none."""
+    if filename.startswith("<"):
+        return () if filename.startswith(_TYPED) else None
     path = Path(filename)
-    if not path.is_absolute() or path.is_relative_to(_OWN):
+    if path.is_relative_to(_OWN):
         return None
     if path.is_relative_to(_TORCH):
         return _STEPS.get(path.relative_to(_TORCH).as_posix())
@@ -75,9 +88,17 @@ def _functions_of(filename: str) -> tuple[str, ...] | None:
     return ()
 
 
-def _is_in_a_context_manager(frame: FrameType | None) -> bool:
+def _is_amid_something(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_name in ("__enter__", "__exit__", "__del__"):
+        code = frame.f_code
+        if code.co_name == "__del__" or code.co_filename.startswith("<frozen importlib"):
+            return True
+        if code.co_name in ("__enter__", "__exit__") and not _waits(code.co_filename):
             return True
         frame = frame.f_back
     return False
+
+
+def _waits(filename: str) -> bool:
+    path = filename.replace("\\", "/")
+    return any(part in path for part in _ENDS_THAT_WAIT)

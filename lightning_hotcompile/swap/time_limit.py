@@ -13,6 +13,8 @@ from lightning_hotcompile.swap.interruptible import can_be_interrupted
 
 _AT_ONCE = 1e-6
 _LOOK_AGAIN_S = 0.005
+AGAIN_S = 5.0
+"""Something in there may have taken the error for its own."""
 
 
 class _Reached(BaseException):
@@ -85,11 +87,17 @@ class Alarm:
         restore()
 
     def _ring(self, signum: int, frame: FrameType | None) -> None:
-        if not self.active or not self._may_throw(frame):  # the code may have ended in the meantime
+        if not self.active or not self._may_throw_at(frame):  # the code may have ended in the meantime
             return
         # nothing is thrown into the code that cleans up after the first one
         signal.setitimer(signal.ITIMER_REAL, self._again_s, _LOOK_AGAIN_S if self._again_s else 0.0)
         raise self._error()
+
+    def _may_throw_at(self, frame: FrameType | None) -> bool:
+        try:
+            return self._may_throw(frame)
+        except RecursionError:  # of what runs, which has used up nearly all frames that there are
+            return False
 
 
 @contextmanager
@@ -106,10 +114,10 @@ def time_limit(seconds: float | None, name: str, now: Callable[[], float] = time
     Raises:
         TimeoutError: the limit was reached.
     """
-    if seconds is None or _is_limited():
+    if seconds is None or is_limited():
         yield
         return
-    alarm = Alarm(seconds, _Reached, now=now)
+    alarm = Alarm(seconds, _Reached, again_s=AGAIN_S, now=now)
     try:
         alarm.start()
         yield
@@ -136,7 +144,8 @@ def _can_interrupt() -> bool:
     )
 
 
-def _is_limited() -> bool:
+def is_limited() -> bool:
+    """Whether an alarm is set that covers all limits inside."""
     if not hasattr(signal, "setitimer"):
         return False
     owner = getattr(signal.getsignal(signal.SIGALRM), "__self__", None)

@@ -8,10 +8,7 @@ from typing import Any
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from lightning_hotcompile.swap.interruptible import can_be_interrupted
-from lightning_hotcompile.swap.time_limit import Alarm, too_long
-
-_AGAIN_S = 5.0
-"""Something in there may have taken the error for its own."""
+from lightning_hotcompile.swap.time_limit import AGAIN_S, Alarm, is_limited, too_long
 
 _DYNAMOS = "torch/_dynamo/convert_frame.py"
 
@@ -33,7 +30,7 @@ class TracingLimit:
         self._said = "" if seconds is None else too_long("compile_timeout", seconds)
         self.reached: str | None = None
         self._alarm = Alarm(
-            seconds, self._error, again_s=_AGAIN_S, covers_limits=True, may_throw=_is_in_dynamo
+            seconds, self._error, again_s=AGAIN_S, covers_limits=True, may_throw=_is_in_dynamo
         )
 
     def __enter__(self) -> TracingLimit:
@@ -60,7 +57,8 @@ class TracingLimit:
             return  # no frame could be run as the user wrote it
         if self.reached:
             raise self._error()
-        self._alarm.start()
+        if not is_limited():  # by the call of another region, which this one is in
+            self._alarm.start()
 
     def _on_end(self, *_: Any) -> None:
         self._alarm.stop()

@@ -29,6 +29,7 @@ from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
 from lightning_hotcompile.swap.running import GraphAtWork, Watch
+from lightning_hotcompile.swap.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.time_limit import time_limit
 
 _log = logging.getLogger(__name__)
@@ -184,7 +185,8 @@ class Witness:
         reason = why_no_backend_can(graph_module)
         if reason is not None:
             raise RuntimeError(reason)
-        with time_limit(self._timeout, "compile_timeout"), backward_with_forward(), _no_tracebacks():
+        limit = time_limit(self._timeout, "compile_timeout")
+        with put_back_after_errors(), limit, backward_with_forward(), _no_tracebacks():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
 

@@ -42,10 +42,10 @@ def function_at(path: Path | str, name: str) -> Callable[..., Any]:
     return function
 
 
-def frame_at(path: Path | str, name: str, *callers: str) -> FrameType:
+def frame_at(path: Path | str, name: str, *callers: str, of: Path | str = "/elsewhere/code.py") -> FrameType:
     call = function_at(path, name)
     for caller in callers:
-        call = (lambda outer, inner: lambda: outer(inner))(function_at("/elsewhere/code.py", caller), call)
+        call = (lambda outer, inner: lambda: outer(inner))(function_at(of, caller), call)
     frame = call()
     assert isinstance(frame, FrameType)
     return frame
@@ -61,9 +61,13 @@ def frame_at(path: Path | str, name: str, *callers: str) -> FrameType:
         (TORCH / "_inductor" / "scheduler.py", "can_fuse"),
         (TORCH.parent / "sympy" / "core" / "add.py", "flatten"),
         (Path.home() / "project" / "backend.py", "compiled"),
+        ("train.py", "compiled"),
+        ("<stdin>", "compiled"),
+        ("<ipython-input-3-0a1b>", "compiled"),
+        (STANDARD / "multiprocessing" / "popen_fork.py", "poll"),
     ],
 )
-def test_waits_steps_of_the_compiler_and_code_of_others_can_be(path: Path, name: str) -> None:
+def test_waits_steps_of_the_compiler_and_code_of_others_can_be(path: Path | str, name: str) -> None:
     assert can_be_interrupted(frame_at(path, name))
     assert can_be_interrupted(frame_at(path, name, "trace", "compile"))
     assert not can_be_interrupted(frame_at(path, name, "trace", "__exit__", "compile"))
@@ -82,10 +86,33 @@ def test_waits_steps_of_the_compiler_and_code_of_others_can_be(path: Path, name:
         (TORCH / "utils" / "_python_dispatch.py", "step"),
         (OWN / "swap" / "witness.py", "wait"),
         ("<eval_with_key>.1", "forward"),
+        ("<string>", "__init__"),
     ],
 )
 def test_all_else_can_not(path: Path | str, name: str) -> None:
     assert not can_be_interrupted(frame_at(path, name))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        TORCH / "utils" / "_filelock.py",
+        TORCH.parent / "filelock" / "_lock.py",
+        STANDARD / "concurrent" / "futures" / "_base.py",
+        STANDARD / "subprocess.py",
+    ],
+)
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+def test_locks_and_pools_wait_where_a_with_begins_or_ends(path: Path, name: str) -> None:
+    assert can_be_interrupted(frame_at(STANDARD / "threading.py", "wait", name, "compile", of=path))
+    assert not can_be_interrupted(frame_at(STANDARD / "threading.py", "wait", "__del__", of=path))
+
+
+def test_an_import_is_not_interrupted() -> None:
+    """What it has imported so far would not be run again."""
+    importing = "<frozen importlib._bootstrap>"
+    code = frame_at("/elsewhere/package/__init__.py", "module", "_load", of=importing)
+    assert not can_be_interrupted(code)
 
 
 def test_what_pauses_inside_of_a_generator_may_be_a_context_manager() -> None:
@@ -128,12 +155,12 @@ def test_the_end_of_a_with_is_not_interrupted() -> None:
     def hang() -> None:
         with changed():
             pass
-        assert put_back, "interrupted too early"
         threading.Event().wait(20.0)
         pytest.fail("was not interrupted")
 
     with pytest.raises(TimeoutError), time_limit(0.02, "limit"):
         hang()
+    assert put_back == ["here"]
 
 
 @needs_alarm

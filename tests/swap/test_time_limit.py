@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from lightning_hotcompile.swap import time_limit as module
-from lightning_hotcompile.swap.time_limit import time_limit
+from lightning_hotcompile.swap.time_limit import Alarm, time_limit
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal"),
@@ -37,6 +38,19 @@ def test_a_hang_ends_with_the_limit_and_its_value() -> None:
 def test_code_that_swallows_every_exception_is_interrupted_too() -> None:
     with pytest.raises(TimeoutError), time_limit(0.005, "limit"), contextlib.suppress(Exception):
         hang()
+
+
+def test_the_question_itself_may_need_more_frames_than_there_are() -> None:
+    def at_the_limit(frame: FrameType | None) -> bool:
+        asked.append(frame)
+        raise RecursionError
+
+    asked: list[FrameType | None] = []
+    alarm = Alarm(0.005, RuntimeError, may_throw=at_the_limit)
+    alarm.start()
+    threading.Event().wait(0.05)
+    alarm.stop()
+    assert asked
 
 
 def test_what_is_fast_enough_is_left_alone() -> None:

@@ -113,6 +113,21 @@ def test_what_is_compiled_at_run_time_is_left_alone() -> None:
     assert limit._on_start not in callback_handler.start_callbacks
 
 
+def test_the_limit_of_a_call_covers_the_regions_that_it_calls() -> None:
+    """They would be taken back in the order in which they were set."""
+    before = signal.getsignal(signal.SIGALRM)
+    outer, inner = TracingLimit(60.0), TracingLimit(60.0)
+    with outer, inner:
+        arguments = CallbackArgs(CallbackTrigger.DYNAMO, "0/0")
+        for limit in (outer, inner):
+            limit._on_start(arguments)
+        for limit in (outer, inner):
+            limit._on_end(arguments)
+        assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
 def test_outside_of_dynamo_nothing_is_interrupted() -> None:
     """Where another thread compiles as well, the end of ours is told later."""
     limit = TracingLimit(0.01)

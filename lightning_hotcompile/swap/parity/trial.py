@@ -14,6 +14,7 @@ from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat
+from lightning_hotcompile.swap.thread_state import put_back_after_errors
 
 _COTANGENT_SEED = 20_021
 
@@ -55,7 +56,8 @@ class Trial:
         leaves = [leaf_of(t) for t in clones if isinstance(t, Tensor) and t.requires_grad]
         leaves += [t for t in held if t.requires_grad]
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
-        outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
+        with put_back_after_errors():
+            outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
         after = RandomState()
         torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
         gradients = _gradients(outputs, leaves)

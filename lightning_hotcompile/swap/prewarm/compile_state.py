@@ -10,46 +10,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
-
-@dataclass(frozen=True)
-class ThreadState:
-    """Grad mode, autocast and default dtype of a thread.
-
-    Autocast is restored piece by piece and not by entering the precision plugin's context once more: an FP8
-    autocast would take that for a step and move its scales.
-    """
-
-    grad_enabled: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    autocast_cache: bool
-    default_dtype: torch.dtype
-
-    @classmethod
-    def now(cls) -> ThreadState:
-        """Read it."""
-        return cls(
-            grad_enabled=torch.is_grad_enabled(),
-            autocast=tuple(
-                (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES
-            ),
-            autocast_cache=torch.is_autocast_cache_enabled(),
-            default_dtype=torch.get_default_dtype(),
-        )
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Set it, and afterwards what was before."""
-        with contextlib.ExitStack() as stack:
-            for device, enabled, dtype in self.autocast:
-                if enabled or torch.is_autocast_enabled(device):
-                    cache = self.autocast_cache
-                    stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=cache))
-            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(self.default_dtype)
-            yield
+from lightning_hotcompile.swap.thread_state import ThreadState
 
 
 @dataclass(frozen=True)
