@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from lightning_hotcompile.swap import conv_layout, cpp_beside, cpp_wrapper, layout_checks, loops, vector_masks
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.parity.captured import eager_forward
+from lightning_hotcompile.swap.permutations import plain_permutations
 
 
 def why_no_backend_can(graph_module: GraphModule) -> str | None:
@@ -136,6 +137,7 @@ def _compiler(
         more = {} if checks_at_once else loops.options(graph_module, example_inputs, options)
         more |= {} if checks_at_once else conv_layout.options(graph_module, example_inputs, options)
         more |= {} if one_by_one else layout_checks.WITHOUT
+        plain_permutations(graph_module)
         with _right_caches(graph_module), _own_keys():
             compiled: CompiledFn = wrapper(more)(graph_module, list(example_inputs))
         return compiled if one_by_one else layout_checks.checked(compiled, example_inputs, held)
