@@ -146,6 +146,8 @@ PRIVATE_TORCH = {
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.dynamic_dims": {"_dynamo"},
+    # How Inductor makes an operation that it has no code of its own for.
+    "swap.draw_order": {"_ops", "torch._inductor"},
     # What operations of a graph switch on, and what pops the levels of torch.func.
     "swap.thread_state": {
         "_C",

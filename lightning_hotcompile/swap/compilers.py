@@ -50,8 +50,10 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
     return without
 
 
-_WRITTEN = hashlib.sha256(vector_masks.SOURCE.encode()).hexdigest()[:8] + "-2"
-"""How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors` or :mod:`draws` changes."""
+_WRITTEN = hashlib.sha256(vector_masks.SOURCE.encode()).hexdigest()[:8] + "-3"
+"""How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors`, :mod:`draws` or
+:mod:`draw_order` changes.
+"""
 
 
 def _own_keys() -> contextlib.AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
+from lightning_hotcompile.swap.draw_order import DrawsInOrder
 from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
 from lightning_hotcompile.swap.gate import Gate
@@ -126,6 +127,7 @@ class Installation:
         return (
             KeepsBuffers(),
             DrawsStaySeparate(),
+            DrawsInOrder(),
             ProbesAsNeeded(),
             WholeFiles(),
             RaisesAfterLoops(),

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
 
-from lightning_hotcompile.errors import ParityError, warn
+from lightning_hotcompile.errors import HotCompileError, ParityError, warn
 from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graph import Graph, first_line
 from lightning_hotcompile.swap.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import Parity, compare
+from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
+from lightning_hotcompile.swap.saved_inputs import can_be_copied, watch_until_backward, with_copies
 from lightning_hotcompile.swap.saved_tensors import hooks_in_use, strides_kept
 
 _log = logging.getLogger(__name__)
@@ -44,8 +47,10 @@ class Watch:
 class GraphAtWork:
     """What runs in place of one captured graph.
 
-    The first run is compared with eager. In the next :data:`RUNS_WATCHED` armed runs NaN and Inf that only
-    the compiled code makes are found. After that a run is the compiled code and no more.
+    The first run is compared with eager; where the compiled backward needs inputs that eager's does not, it
+    is eager's, see :mod:`~lightning_hotcompile.swap.saved_inputs`. In the next :data:`RUNS_WATCHED` armed
+    runs NaN and Inf that only the compiled code makes are found. After that a run is the compiled code and
+    no more.
 
     Compiled code that raises is answered by the captured graph on the same inputs, and not used again. What
     the failing run had changed in place already is put back in runs that are looked at; else there is no
@@ -79,6 +84,7 @@ class GraphAtWork:
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
         self._instead: CompiledFn | None = self._first
+        self._then: CompiledFn | None = None
         if watch.parity == "off":
             graph.parity = Parity(agrees=None, reason="parity='off'")
             self._instead = None
@@ -125,7 +131,33 @@ class GraphAtWork:
         else:
             self._graph.unwatched = parity.reason
         self._instead = self._watched if self._graph.unwatched is None else None
+        if parity.agrees and parity.needed and hooks_in_use() is None:  # a checkpoint compares its two runs
+            self._then, self._instead = self._instead, self._before_a_backward
+            return self._before_a_backward(*args)
         return self._watched_run(args) if self._instead is not None else self._unwatched_run(args)
+
+    def _before_a_backward(self, *args: Any) -> Any:
+        """Eager's answer, as long as no backward has told what becomes of the inputs that it needs."""
+        outputs, parity = self._eager(*args), self._graph.parity
+        assert parity is not None
+        fixed = {i for i in parity.needed if i in parity.changed or not can_be_copied(args[i], flat(outputs))}
+        decide = functools.partial(self._decide, fixed)
+        if self._graph.runs > RUNS_WATCHED or not watch_until_backward(
+            parity.needed, args, flat(outputs), decide
+        ):
+            self._instead = self._then
+        return outputs
+
+    def _decide(self, fixed: set[int], changed: Collection[int]) -> None:
+        """What the step changes before the backward is copied before compiled code runs."""
+        if self._instead != self._before_a_backward:
+            return
+        self._instead = self._then
+        if fixed and not fixed.isdisjoint(changed):
+            reason = "an input that its backward needs is changed before the backward"
+            self._give_up(reason, HotCompileError(f"compiled code of {self._graph.region}: {reason}"))
+        elif changed:
+            self._instead = with_copies(lambda *args: self._unwatched_run(args), changed)
 
     def _watched(self, *args: Any) -> Any:
         if not self._watch.armed:

@@ -173,6 +173,21 @@ class TestCompare:
         assert compare(two, one, inputs()).agrees  # numbers of a backend's own tell nothing
         assert compare(two, two, inputs(), draws_as_eager=True).agrees
 
+    def test_draws_that_changed_places_do_not_hide_behind_the_noise(self) -> None:
+        def one_then_other(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            one, other = torch.rand(4), torch.rand(4)
+            return (x @ w * one.sum() + other.sum(),)
+
+        def other_then_one(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            other, one = torch.rand(4), torch.rand(4)
+            return (x @ w * one.sum() + other.sum(),)
+
+        parity = compare(one_then_other, other_then_one, inputs(), draws_as_eager=True)
+        assert parity.failed
+        assert "with the same random numbers" in parity.reason
+        assert compare(one_then_other, other_then_one, inputs()).agrees
+        assert compare(one_then_other, one_then_other, inputs(), draws_as_eager=True).agrees
+
     def test_a_draw_that_nothing_reads_counts_for_those_after_it(self) -> None:
         def draws(x: Tensor, w: Tensor) -> tuple[Tensor]:
             torch.rand(3)

@@ -100,9 +100,10 @@ class RandomState:
         self._devices = _gpus_in_use()
         self.states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._devices)]
 
-    def is_same(self, other: RandomState) -> bool:
-        """Whether no number was drawn between the two."""
-        return all(torch.equal(a, b) for a, b in zip(self.states, other.states, strict=False))
+    def is_same(self, other: RandomState, *, of_gpus: bool = False) -> bool:
+        """Whether no number was drawn between the two; ``of_gpus``: none of a GPU's."""
+        both = zip(self.states[of_gpus:], other.states[of_gpus:], strict=False)
+        return all(torch.equal(a, b) for a, b in both)
 
     def put_back(self) -> None:
         """The next numbers are those that would have come then."""

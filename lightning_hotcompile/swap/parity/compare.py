@@ -57,6 +57,9 @@ class Parity:
     changed_held: tuple[int, ...] = ()
     """Positions of the tensors that the graph holds by itself and changes."""
 
+    needed: tuple[int, ...] = ()
+    """Positions of the inputs that the compiled backward needs as they were, and eager's does not."""
+
     @property
     def failed(self) -> bool:
         """Whether it was compared and does not agree."""
@@ -79,8 +82,8 @@ def compare(
     Both start from the same seed. Where they differ and two eager runs with other seeds differ as well,
     the difference must be within that noise, and the two functions that ``neutral`` returns, the same
     graph eager and compiled without its random numbers, must agree by the strict rule. With
-    ``draws_as_eager`` both must have drawn as many numbers as well: noise hides that two draws became one,
-    and after one that was left out the next draws are others.
+    ``draws_as_eager`` both must have drawn as many numbers as well, since after one that was left out the
+    next draws are others, and on a CPU nothing is held against noise: it hides that two changed places.
 
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code
@@ -113,6 +116,24 @@ class _Raised(Exception):
     """Compiled code raised; the cause is what it raised."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Strict:
+    """What a run with the same seed said: ``needed`` as in :class:`Parity`, of the compiled backward."""
+
+    difference: float
+    kinds: bool
+    agrees: bool
+    as_many: bool
+    needed: tuple[int, ...]
+
+    @property
+    def why_not(self) -> str:
+        """In words."""
+        if not self.kinds:
+            return "has outputs or gradients of other shapes than eager, or more or fewer of them"
+        return f"differs from eager by up to {self.difference:.3g}"
+
+
 class _Comparison:
     """The rules, in their order."""
 
@@ -132,33 +153,25 @@ class _Comparison:
             agrees=True, changed=first.changed, changed_held=first.changed_held, stochastic=first.random
         )
         try:
-            difference, kinds, agrees, as_many = self._strictly(first, eager, compiled)
-            if self._draws_as_eager and not as_many:  # if all else agrees, the next draw is another one
-                return replace(
-                    learned,
-                    agrees=False,
-                    error=difference,
-                    reason="does not draw as many random numbers as eager",
-                )
-            if agrees:
-                return replace(learned, error=difference)
+            found = self._strictly(first, eager, compiled)
+            learned = replace(learned, error=found.difference, needed=found.needed)
+            if self._draws_as_eager and not found.as_many:  # if all else agrees, the next draw is another
+                return replace(learned, agrees=False, reason="does not draw as many random numbers as eager")
+            if found.agrees:
+                return learned
+            if self._draws_as_eager and first.on_cpu:
+                reason = f"differs by up to {found.difference:.3g} from eager with the same random numbers"
+                return replace(learned, agrees=False, reason=reason)
             noise = largest_difference(first, self._trial.run(eager, _SEEDS[1]))
             del first
             if noise > 0:
-                return self._within(noise, difference, kinds, replace(learned, stochastic=True), neutral)
+                return self._within(noise, found, replace(learned, stochastic=True), neutral)
         except _Raised as error:
             return replace(learned, agrees=False, reason=str(error))
-        return replace(
-            learned, agrees=False, error=difference, reason=f"differs from eager by up to {difference:.3g}"
-        )
+        return replace(learned, agrees=False, reason=found.why_not)
 
-    def _strictly(
-        self, first: Run, eager: CompiledFn, compiled: CompiledFn
-    ) -> tuple[float, bool, bool, bool]:
-        """Largest difference, whether all has the same shape, whether it agrees, and draws as many numbers.
-
-        Numbers that a GPU has drawn are not counted: kernels take more of them than they use.
-        """
+    def _strictly(self, first: Run, eager: CompiledFn, compiled: CompiledFn) -> _Strict:
+        """Numbers that a GPU has drawn are not counted: kernels take more of them than they use."""
         with self._trial.held_put_back():
             try:
                 result = self._trial.run(compiled, _SEEDS[0], last=True)
@@ -170,20 +183,22 @@ class _Comparison:
             difference, kinds = largest_difference(first, result), same_kinds(first, result)
             agrees = kinds and all_agree(first, result, lambda: self._trial.run_in_64_bit(eager, _SEEDS[0]))
             as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
-        return difference, kinds, agrees, as_many
+        needed = tuple(i for i in result.saved if i not in first.saved)
+        return _Strict(difference=difference, kinds=kinds, agrees=agrees, as_many=as_many, needed=needed)
 
     def _within(
         self,
         noise: float,
-        difference: float,
-        kinds: bool,
+        found: _Strict,
         learned: Parity,
         neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None,
     ) -> Parity:
         """The rules for other random numbers than eager's."""
-        learned = replace(learned, error=difference, other_numbers=True)
-        if not kinds or difference > NOISE_FACTOR * noise:
-            reason = f"differs by {difference:.3g}, two eager runs by {noise:.3g}"
+        learned = replace(learned, other_numbers=True)
+        if not found.kinds:
+            return replace(learned, agrees=False, reason=found.why_not)
+        if found.difference > NOISE_FACTOR * noise:
+            reason = f"differs by {found.difference:.3g}, two eager runs by {noise:.3g}"
             return replace(learned, agrees=False, reason=reason)
         try:
             worst, agrees = self._without_random_numbers(neutral)
@@ -206,5 +221,5 @@ class _Comparison:
             raise NotNeutral(f"its random numbers cannot be taken out ({type(error).__name__})") from error
         if first.random:
             raise NotNeutral("it has random operations that are not known")
-        worst, _, agrees, _ = self._strictly(first, eager, compiled)
-        return worst, agrees
+        found = self._strictly(first, eager, compiled)
+        return found.difference, found.agrees

@@ -23,8 +23,9 @@ class Run:
     """Outputs, gradients and (afterwards) inputs of one run of a graph.
 
     ``changed`` are the positions of the inputs that the run changed in place, ``changed_held`` those of
-    the tensors that the graph holds; ``random`` tells whether it drew random numbers, and ``drawn`` is the
-    state of the CPU's generator after the forward.
+    the tensors that the graph holds; ``random`` tells whether it drew random numbers, ``on_cpu`` whether all
+    of them came from the CPU's generator, and ``drawn`` is the state of that after the forward. ``saved`` are
+    the positions of the inputs, parameters aside, that the backward needs.
     """
 
     tensors: list[Tensor]
@@ -33,7 +34,9 @@ class Run:
     changed: tuple[int, ...] = ()
     changed_held: tuple[int, ...] = ()
     random: bool = False
+    on_cpu: bool = False
     drawn: Tensor | None = None
+    saved: tuple[int, ...] = ()
 
 
 def flat(outputs: Any) -> Sequence[Any]:

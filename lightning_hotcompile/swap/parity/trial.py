@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.free_memory import why_memory_is_short
@@ -56,7 +57,13 @@ class Trial:
         leaves = [leaf_of(t) for t in clones if isinstance(t, Tensor) and t.requires_grad]
         leaves += [t for t in held if t.requires_grad]
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
-        with put_back_after_errors():
+        saved: set[int] = set()
+
+        def pack(tensor: Tensor) -> Tensor:
+            saved.add(_memory_of(tensor))
+            return tensor
+
+        with put_back_after_errors(), saved_tensors_hooks(pack, _as_it_is):
             outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
         after = RandomState()
         torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
@@ -69,7 +76,9 @@ class Trial:
             changed=tuple(i for i, c in enumerate(changed[: len(clones)]) if c),
             changed_held=tuple(i for i, c in enumerate(changed[len(clones) :]) if c),
             random=not state.is_same(after),
+            on_cpu=state.is_same(after, of_gpus=True) and not state.is_same(after),
             drawn=after.states[0],
+            saved=tuple(i for i, c in enumerate(clones) if _can_change(c) and _memory_of(c) in saved),
         )
 
     def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
@@ -85,6 +94,20 @@ class Trial:
             raise  # without a reference right code would be called wrong
         except Exception:  # noqa: BLE001  # whatever the graph has against 64-bit inputs
             return None
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _memory_of(tensor: Tensor) -> int:
+    """What tells memory apart; 0 where there is none that could be told."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _can_change(value: Any) -> bool:
+    """Whether a step may change an input after it was used: parameters are the optimizer's."""
+    return isinstance(value, Tensor) and not (value.is_leaf and value.requires_grad) and value.numel() > 0
 
 
 def _version(value: Any) -> int | None:

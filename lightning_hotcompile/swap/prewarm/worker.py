@@ -15,6 +15,7 @@ import torch
 
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.cpp_beside import start_toolchain
+from lightning_hotcompile.swap.draw_order import DrawsInOrder
 from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
@@ -67,7 +68,7 @@ def main(folder: Path) -> None:
         use_headers(Path(headers))
     compiler = (ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), VectorMasks(), ScattersOnOneThread())
     with contextlib.ExitStack() as settings:
-        for each in (DrawsStaySeparate(), *compiler):
+        for each in (DrawsStaySeparate(), DrawsInOrder(), *compiler):
             settings.enter_context(each)
         for line in sys.stdin:
             report(folder, line.strip(), work_named(folder, line.strip()))

@@ -1,0 +1,69 @@
+"""Operations that draw random numbers run in the order in which eager runs them.
+
+Inductor orders operations by what they read, and else by the memory that is needed at once: two draws that
+read nothing of each other may change places, and each then gets the other's numbers. (Torch 2.13, a noise of
+which nothing was used between two dropouts.)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_hotcompile.swap.replaced import Replacement, Replaces
+
+_LAST = "_hotcompile_last_draw"
+_AFTER = "additional_buffer_deps"
+"""Where a graph in the making keeps after which buffers an operation has to come, besides those it reads."""
+
+
+@functools.cache
+def _draws(kernel: Any) -> bool:
+    """Whether an operation says of itself that it depends on a generator's state."""
+    return isinstance(kernel, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in kernel.tags
+
+
+def _replace() -> Callable[[], None] | None:
+    # Not at the top: a run without a flip does not owe the compiler's import.
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    theirs = ir.FallbackKernel.__init__
+    if list(inspect.signature(theirs).parameters)[:3] != ["self", "layout", "kernel"]:
+        return None
+
+    @functools.wraps(theirs)
+    def in_order(self: Any, layout: Any, kernel: Any, *args: Any, **kwargs: Any) -> None:
+        theirs(self, layout, kernel, *args, **kwargs)
+        if _draws(kernel):
+            _put_after_the_last(self, V.graph)
+
+    ir.FallbackKernel.__init__ = in_order  # type: ignore[method-assign]
+
+    def undo() -> None:
+        if ir.FallbackKernel.__init__ is in_order:
+            ir.FallbackKernel.__init__ = theirs  # type: ignore[method-assign]
+
+    return undo
+
+
+def _put_after_the_last(operation: Any, graph: Any) -> None:
+    after, name = getattr(graph, _AFTER, None), operation.operation_name
+    if after is None or name is None or operation.name is None:
+        return
+    if (last := vars(graph).get(_LAST)) is not None:
+        after[name].add(last)
+    setattr(graph, _LAST, operation.name)
+
+
+class DrawsInOrder(Replaces):
+    """While any is entered, Inductor leaves operations that draw random numbers in their order.
+
+    Nothing happens where this torch makes such operations in another way.
+    """
+
+    replacement = Replacement(_replace)

@@ -1,0 +1,107 @@
+"""Operations that draw random numbers keep their order in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.compiler.config
+from torch import Tensor, nn
+from torch._inductor import ir
+
+from lightning_hotcompile.swap.compilers import resolve_backend
+from lightning_hotcompile.swap.draw_order import DrawsInOrder
+from lightning_hotcompile.swap.dynamo import TORCH
+from lightning_hotcompile.swap.replaced import Replacement
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+
+
+class NoiseBetween(Net):
+    """Between two passes with dropout a noise of which nothing is used."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=0)
+        self.inp = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1))  # type: ignore[assignment]
+        self.head = nn.Linear(64, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        first = self.loss(batch)
+        x, y = batch
+        _ = first + first.exp() * torch.zeros(len(x), 1).normal_()
+        return first + self.loss((1.1 * x, y))
+
+
+@pytest.mark.slow
+def test_a_training_draws_as_eager() -> None:
+    plain, model = seeded(NoiseBetween), seeded(NoiseBetween)
+    callback = hot(backend="inductor", scope="step", compile_optimizer=False)
+    fit(plain)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert region.proven, region
+    assert_same(plain, model)
+
+
+@pytest.mark.slow
+def test_without_it_the_comparison_finds_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DrawsInOrder, "replacement", Replacement(lambda: None))
+    plain, model = seeded(NoiseBetween), seeded(NoiseBetween)
+    callback = hot(backend="inductor", scope="step", compile_optimizer=False)
+    fit(plain)
+    with torch.compiler.config.patch(force_disable_caches=True):
+        fit(model, [callback])
+    assert_same(plain, model)
+    if TORCH == (2, 13):  # where it was seen
+        assert "with the same random numbers" in callback.report.to_text()
+
+
+def between(draw: Callable[[], Tensor]) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        first = torch.nn.functional.dropout(x.relu(), 0.5) @ x
+        _ = first.exp() * draw()
+        return (first + torch.nn.functional.dropout((1.1 * x).relu(), 0.3) @ x).square().mean()
+
+    return step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.zeros(64, 64).normal_(),
+        lambda: torch.rand(64, 64),
+        lambda: torch.randint(0, 9, (64, 64)),
+        lambda: torch.bernoulli(torch.full((64, 64), 0.3)),
+        lambda: torch.randperm(64),
+    ],
+    ids=["normal_", "rand", "randint", "bernoulli", "randperm"],
+)
+def test_each_gets_its_own_numbers(draw: Callable[[], Tensor]) -> None:
+    results = []
+    step = between(draw)
+    x = torch.linspace(-1, 1, 64 * 64).view(64, 64).requires_grad_()
+    with DrawsInOrder():
+        for run in (step, torch.compile(step, backend=resolve_backend("inductor", None, None))):
+            torch.manual_seed(5)
+            loss = run(x)
+            results.append((loss, torch.rand(1), *torch.autograd.grad(loss, x)))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_the_constructor_is_put_back() -> None:
+    before = ir.FallbackKernel.__init__
+    with DrawsInOrder(), DrawsInOrder():
+        assert ir.FallbackKernel.__init__ is not before
+    assert ir.FallbackKernel.__init__ is before
+
+
+def test_nothing_happens_where_torch_makes_them_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(self: Any, kernel: Any) -> None:
+        pass
+
+    monkeypatch.setattr(ir.FallbackKernel, "__init__", other)
+    with DrawsInOrder():
+        assert ir.FallbackKernel.__init__ is other

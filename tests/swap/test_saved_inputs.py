@@ -1,0 +1,131 @@
+"""A step may change what compiled code would need in its backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_hotcompile.swap.parity.compare import compare
+from lightning_hotcompile.swap.saved_inputs import can_be_copied, watch_until_backward, with_copies
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+
+
+class Queue(Net):
+    """Keys of earlier batches, copied for the loss and written to after a graph break, as in MoCo."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.register_buffer("queue", F.normalize(torch.randn(32, 3)))
+        self.place = nn.Buffer(torch.zeros(1, dtype=torch.long))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        key = F.normalize(self(batch[0]))
+        against = key @ self.used_queue().t()
+        loss = F.cross_entropy(
+            torch.cat([(key * key.roll(1, 0)).sum(1, keepdim=True), against], 1) / 0.2, self.first
+        )
+        with torch.no_grad():
+            place = int(self.place)
+            self.queue[place : place + len(key)] = key.detach()
+            self.place[0] = (place + len(key)) % 32
+        return loss
+
+    @property
+    def first(self) -> Tensor:
+        return torch.zeros(8, dtype=torch.long)
+
+    def used_queue(self) -> Tensor:
+        return self.queue.clone().detach()
+
+
+class Scaled(Queue):
+    """Eager saves a product, compiled code a factor."""
+
+    def used_queue(self) -> Tensor:
+        return self.queue * 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", [Queue, Scaled])
+@pytest.mark.parametrize("scope", ["step", "auto"])
+def test_the_training_goes_on_and_is_compiled(model_class: type[Queue], scope: str) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(backend="inductor", scope=scope, compile_optimizer=False)
+    fit(plain)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert region.proven, region
+    assert_same(plain, model)
+
+
+@pytest.mark.slow
+def test_compiled_by_hand_it_raises() -> None:
+    """What all this is for; once torch does otherwise it can go."""
+    model = seeded(Queue)
+    step = torch.compile(model.training_step)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step([torch.randn(8, 8), None], 0).backward()
+
+
+def eager(x: Tensor, w: Tensor) -> tuple[Tensor]:
+    return ((x.exp() * w).sum(),)
+
+
+def test_the_comparison_tells_what_only_the_compiled_backward_needs() -> None:
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return (x.exp() * w).sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+            (x,) = ctx.saved_tensors
+            return None, x.exp() * gradient
+
+    def compiled(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        return (Recomputed.apply(x, w),)
+
+    given = [torch.ones(4), torch.ones(4, requires_grad=True)]
+    assert compare(eager, compiled, given).needed == (0,)
+    assert compare(eager, eager, given).needed == ()
+    assert compare(compiled, compiled, given).needed == ()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_the_backward_finds_what_was_changed(changes: bool) -> None:
+    found: list[dict[int, Tensor]] = []
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    one, other = w * 2, w * 3
+    assert watch_until_backward([0], [x, w], [one, other, None], found.append)
+    if changes:
+        x.add_(1)
+    (one + other).sum().backward()
+    assert [list(each) for each in found] == [[0] if changes else []]
+
+
+def test_without_a_backward_nobody_waits() -> None:
+    assert not watch_until_backward([0], [torch.ones(3)], [torch.ones(3), 5], lambda _: pytest.fail("called"))
+
+
+def test_copies_are_for_the_run_alone() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    found = with_copies(lambda *args: args, {1})(x, y, 7)
+    assert found[0] is x
+    assert found[1] is not y
+    assert torch.equal(found[1], y)
+    assert found[2] == 7
+
+
+def test_what_lies_otherwise_or_is_given_back_is_not_copied() -> None:
+    x = torch.arange(12.0).view(3, 4)
+    assert can_be_copied(x, [x + 1, None])
+    assert can_be_copied(x.t(), [])
+    assert not can_be_copied(x[:, :2], [])
+    assert not can_be_copied(x[:1].expand(3, 4), [])
+    assert not can_be_copied(x, [x[0]])
