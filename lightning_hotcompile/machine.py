@@ -130,6 +130,9 @@ def _prewarming(state: State, facts: Facts) -> Transition:
         return Transition(state, Action.PREWARM)
     if facts.prewarm == "running":
         return Transition(state)
+    late = facts.decision  # the child may take longer than was expected
+    if late is not None and not late.go and not late.wait:
+        return Transition(_to(state, Phase.DECLINED, late.reason))
     return _begin_flip(state, state.reason)
 
 

@@ -119,6 +119,24 @@ class Weighing:
             or_inline=self._config.prewarm is not True,
         )
 
+    def too_late(self) -> Decision | None:
+        """The decision against code that a child process has made when too little is left; ``None`` if not.
+
+        What it cost is spent: loading the code is held against what the steps that are left save.
+        """
+        step_s = self._ledger.eager_step_s
+        left = remaining_batches(self._trainer, self._stage, step_s)
+        if not self._config.cost_gate or step_s is None or left is None:
+            return None
+        expected = self._assumed(None, step_s)
+        decision = forecast(
+            remaining_steps=left,
+            step_s=step_s,
+            expected=replace(expected, compile_s=WARM_SHARE * expected.compile_s),
+        )
+        words = f"a child process has compiled, and it is too late: {decision.reason}"
+        return None if decision.go else replace(decision, reason=words)
+
     def weighed(self, track: Track) -> Decision | None:
         """What this plan is expected to cost and save; ``None`` before the step is hot, or if it is known."""
         weighs = self._config.cost_gate and self._config.threshold > 0

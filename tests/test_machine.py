@@ -18,7 +18,7 @@ NO_GO = Decision(go=False, reason="not worth it: 50 steps are left")
 
 ALLOWED = {
     Phase.OBSERVING: {Phase.PREWARMING, Phase.FLIPPING, Phase.DECLINED},
-    Phase.PREWARMING: {Phase.FLIPPING},
+    Phase.PREWARMING: {Phase.FLIPPING, Phase.DECLINED},
     Phase.FLIPPING: {Phase.SETTLING, Phase.REVERTED},
     Phase.SETTLING: {Phase.REFINING, Phase.STEADY, Phase.REVERTED},
     Phase.REFINING: {Phase.SETTLING, Phase.STEADY, Phase.REVERTED},
@@ -98,6 +98,14 @@ MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
         Phase.PREWARMING,
         Action.PREWARM,
         "worth it",
+    ),
+    (
+        "prewarmed too late",
+        state(Phase.PREWARMING),
+        Facts(prewarm="over", decision=NO_GO),
+        Phase.DECLINED,
+        Action.NONE,
+        NO_GO.reason,
     ),
     (
         "prewarmed",

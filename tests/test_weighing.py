@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hotcompile import weighing
+from lightning_hotcompile.plan.forecast import Expectation
 from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
@@ -54,3 +55,19 @@ def test_without_a_forecast_or_a_measure_it_is_not_weighed(monkeypatch: pytest.M
     assert weighs(min_speedup=0).recompile_pays(twice_as_fast())
     assert weighs(step_s=None).recompile_pays(twice_as_fast())
     assert weighs().recompile_pays(unmeasured)
+
+
+@pytest.mark.parametrize(
+    ("left", "late"), [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
+)
+def test_what_a_child_has_compiled_is_loaded_if_what_is_left_saves_more_than_that_takes(
+    left: int | None, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    found = weighs()
+    found._assumed = lambda *_: Expectation(compile_s=5.0, speedup=2.0)  # type: ignore[method-assign]
+    decision = found.too_late()
+    assert (decision is not None) is late
+    assert decision is None or (not decision.go and "it is too late: not worth it" in decision.reason)
+    assert weighs(cost_gate=False).too_late() is None
+    assert weighs(step_s=None).too_late() is None
