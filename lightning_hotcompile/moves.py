@@ -134,14 +134,14 @@ class Moves:
             self._together.begin_compile()
         if track.phase is Phase.FLIPPING and before.phase is not Phase.FLIPPING:
             track.began_flip()
-            self._ledger.pairs = track.pairs
+            self._ledger.pairs = self._watch.tracks.main_pairs
             self._story.planned(self._plan.name, self._plan.reason, len(self._plan.regions), str(self._plan))
         self._learn_from(track, before, transition.action, facts)
         if track.phase is not before.phase:
             track.began_comparing()
             self._story.entered(str(track.phase), track.state.reason)
             if track.phase is Phase.SETTLING:
-                self._ledger.pairs = track.pairs
+                self._ledger.pairs = self._watch.tracks.main_pairs
         self._act(transition.action, track, before)
 
     def _learn_from(self, track: Track, before: State, action: Action, facts: Facts) -> None:

@@ -55,6 +55,7 @@ def empty_report(
 def build_report(session: Session, events: Sequence[Event], notes: Sequence[str] = ()) -> Report:
     """What is known now; it can be asked for at any time."""
     ledger, installation, state = session.ledger, session.flip.installation, session.main_state
+    ledger.pairs = session.watch.tracks.main_pairs  # another signature may have overtaken the one before
     decision = session.rounds.now.judge.decision
     proofs = session.flip.proofs() if session.ever_flipped else []
     graphs = installation.witness.graphs

@@ -214,6 +214,12 @@ class TrackBook:
         return max(self, key=lambda t: (t.state.flips > 0, t.compiled_steps, t.steps), default=None)
 
     @property
+    def main_pairs(self) -> PairedUnits:
+        """What its steps, eager and compiled in turns, have shown."""
+        track = self.main()
+        return PairedUnits() if track is None else track.pairs
+
+    @property
     def main_state(self) -> State:
         """Where that one stands."""
         track = self.main()

@@ -15,7 +15,7 @@ from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.flip import allocated_peak_mb
 from lightning_hotcompile.reporting import timeline_image
 from tests.hot import hot
-from tests.models import Net, fit, seeded
+from tests.models import Net, fit, loader, seeded
 from tests.view.examples import events, report
 
 
@@ -72,3 +72,14 @@ def test_a_gpu_that_was_not_used_has_no_peak(
     ):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     assert allocated_peak_mb() == peak
+
+
+def test_the_speed_up_is_that_of_the_signature_that_the_reason_is_about() -> None:
+    """A smaller last batch of each epoch is hot later, and its first steps are none to report."""
+    callback = hot(threshold=3)
+    fit(seeded(Net), [callback], train=loader(36), max_epochs=14)
+    settled = [e for e in callback.report.events if e.get("phase") == "settling"]
+    assert len(settled) == 2, "both sizes were compiled"
+    assert callback.report.phase == "steady"
+    assert callback.report.speedup is not None
+    assert str(callback.report.speedup) in callback.report.reason
