@@ -82,7 +82,7 @@ class Judge:
         ahead = decision is not None and decision.go and not decision.inline
         prewarm = self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off"
         if track.phase is Phase.PREWARMING and prewarm == "over" and self._trainer.world_size == 1:
-            decision = self._weighing.too_late()
+            decision = self._weighing.too_late(track)
         return Facts(
             hot=hot or hopeless is not None,
             decision=decision,

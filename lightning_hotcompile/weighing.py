@@ -119,23 +119,33 @@ class Weighing:
             or_inline=self._config.prewarm is not True,
         )
 
-    def too_late(self) -> Decision | None:
-        """The decision against code that a child process has made when too little is left; ``None`` if not.
+    def too_late(self, track: Track) -> Decision | None:
+        """The decision against a flip after a child process; ``None`` where it still pays.
 
-        What it cost is spent: loading the code is held against what the steps that are left save.
+        What the child cost is spent: what is weighed is loading its code, or compiling where it made none.
         """
-        step_s = self._ledger.eager_step_s
+        step_s, prewarm = self._ledger.eager_step_s, self._flip.ahead.prewarm
         left = remaining_batches(self._trainer, self._stage, step_s)
-        if not self._config.cost_gate or step_s is None or left is None:
+        if not self._config.cost_gate or step_s is None or left is None or prewarm is None:
             return None
-        expected = self._assumed(None, step_s)
-        decision = forecast(
-            remaining_steps=left,
-            step_s=step_s,
-            expected=replace(expected, compile_s=WARM_SHARE * expected.compile_s),
+        expected, words = (
+            self._for_runs_to_come(track, self._assumed(self.known(track), step_s)),
+            "no code yet",
         )
-        words = f"a child process has compiled, and it is too late: {decision.reason}"
-        return None if decision.go else replace(decision, reason=words)
+        if prewarm.has_compiled:
+            words = "its code is there"
+            load_s = WARM_SHARE * self._assumed(None, step_s).compile_s
+            expected = replace(expected, compile_s=min(expected.compile_s, load_s))
+        decision = forecast(remaining_steps=left, step_s=step_s, expected=expected)
+        reason = f"too late after a child process, {words}: {decision.reason}"
+        return None if decision.go else replace(decision, reason=reason)
+
+    def _for_runs_to_come(self, track: Track, expected: Expectation) -> Expectation:
+        return replace(
+            expected,
+            forgone_s=self._memory.forgone_s(track.signature),
+            is_lasting=self._memory.is_lasting(track.signature),
+        )
 
     def weighed(self, track: Track) -> Decision | None:
         """What this plan is expected to cost and save; ``None`` before the step is hot, or if it is known."""
@@ -206,12 +216,7 @@ class Weighing:
             return found  # compiled in the step itself
         if self._memory.has_code_of(track.signature, self._plan.name):
             return found  # only loaded
-        signature, around = track.signature, self._beside_a_child
-        found = replace(
-            found,
-            forgone_s=self._memory.forgone_s(signature),
-            is_lasting=self._memory.is_lasting(signature),
-        )
+        found, around = self._for_runs_to_come(track, found), self._beside_a_child
         if around is None:
             return found
         child_s = self._memory.child_s(self._plan, crowding(around), self._watch.op_statistics)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_hotcompile import HotCompile, ahead, flip, weighing
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
+from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.session import Session
 from lightning_hotcompile.swap.prewarm import run
@@ -64,6 +65,7 @@ class Scripted:
 
     is_slowing = False
     took_s = 12.5
+    has_compiled = True
 
     def begin(self) -> None:
         self.calls.append("begin")
@@ -459,3 +461,26 @@ def test_the_flip_finds_what_the_child_has_compiled(
     hits = {e["region"]: e["cache_hit"] for e in compiled}
     assert hits == {"training_step": True, "optimizer 0": True}, report.notes
     assert any("2 of 2 graphs compiled by a child process" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("has_compiled", "words"), [(True, "its code is there"), (False, "no code yet")])
+def test_a_child_that_took_too_long_is_weighed_again(
+    scripted: type[Scripted],
+    cheap_compiles: None,
+    monkeypatch: pytest.MonkeyPatch,
+    has_compiled: bool,
+    words: str,
+) -> None:
+    """What was cheap when it began is dear when it is over, with few steps left."""
+
+    def is_over(self: Scripted) -> bool:
+        monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 100.0)
+        return True
+
+    monkeypatch.setattr(scripted, "is_over", is_over)
+    monkeypatch.setattr(scripted, "has_compiled", has_compiled)
+    callback = hot(cost_gate=True, prewarm=True)
+    fit(seeded(Net), [callback])
+    assert callback.report.phase == "declined"
+    assert f"too late after a child process, {words}: not worth it" in callback.report.reason
+    assert [e["phase"] for e in callback.report.events if "phase" in e][:2] == ["prewarming", "declined"]

@@ -57,17 +57,40 @@ def test_without_a_forecast_or_a_measure_it_is_not_weighed(monkeypatch: pytest.M
     assert weighs().recompile_pays(unmeasured)
 
 
-@pytest.mark.parametrize(
-    ("left", "late"), [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
-)
+LEFT_AND_LATE = [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
+
+
+def after_a_child(*, has_compiled: bool, **given: Any) -> Weighing:
+    """Compiling takes 5 s by the prior, and half of each step is saved; nothing is known of other runs."""
+    found = weighs(**given)
+    found._flip = SimpleNamespace(  # type: ignore[assignment]
+        ahead=SimpleNamespace(prewarm=SimpleNamespace(has_compiled=has_compiled))
+    )
+    found._memory = SimpleNamespace(  # type: ignore[assignment]
+        of=lambda _: None, forgone_s=lambda _: 0.0, is_lasting=lambda _: False
+    )
+    found._plan = SimpleNamespace(name="step")  # type: ignore[assignment]
+    found._assumed = lambda *_: Expectation(compile_s=5.0, speedup=2.0)  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(("left", "late"), LEFT_AND_LATE)
 def test_what_a_child_has_compiled_is_loaded_if_what_is_left_saves_more_than_that_takes(
     left: int | None, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
-    found = weighs()
-    found._assumed = lambda *_: Expectation(compile_s=5.0, speedup=2.0)  # type: ignore[method-assign]
-    decision = found.too_late()
+    decision = after_a_child(has_compiled=True).too_late(twice_as_fast())
     assert (decision is not None) is late
-    assert decision is None or (not decision.go and "it is too late: not worth it" in decision.reason)
-    assert weighs(cost_gate=False).too_late() is None
-    assert weighs(step_s=None).too_late() is None
+    assert decision is None or (not decision.go and "its code is there: not worth it" in decision.reason)
+    assert after_a_child(has_compiled=True, cost_gate=False).too_late(twice_as_fast()) is None
+    assert after_a_child(has_compiled=True, step_s=None).too_late(twice_as_fast()) is None
+
+
+@pytest.mark.parametrize(("left", "late"), [(1001, False), (999, True)])
+def test_after_a_child_that_compiled_nothing_a_whole_compile_is_weighed(
+    left: int, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    decision = after_a_child(has_compiled=False).too_late(twice_as_fast())
+    assert (decision is not None) is late
+    assert decision is None or "no code yet: not worth it" in decision.reason

@@ -17,13 +17,17 @@ import torch
 from lightning_hotcompile.swap.replaced import Replacement, Replaces
 
 _LAST = "_hotcompile_last_draw"
+_AND_SAVES = frozenset({"run_and_save_rng_state"})
+"""What draws in the body of an activation checkpoint, to be repeated in the backward."""
 _AFTER = "additional_buffer_deps"
 """Where a graph in the making keeps after which buffers an operation has to come, besides those it reads."""
 
 
 @functools.cache
 def _draws(kernel: Any) -> bool:
-    """Whether an operation says of itself that it depends on a generator's state."""
+    """Whether an operation says of itself that it depends on a generator's state, or calls one that does."""
+    if isinstance(kernel, torch._ops.HigherOrderOperator):
+        return str(kernel) in _AND_SAVES
     return isinstance(kernel, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in kernel.tags
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import traceback
-from collections.abc import Callable, Collection, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,12 @@ class GraphAtWork:
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
         self._instead: CompiledFn | None = self._first
-        self._then: CompiledFn | None = None
+        self._rest: CompiledFn | None = None
+        """In place of the compiled code when its runs are no longer watched."""
+        self._needed: tuple[int, ...] = ()
+        self._copied, self._fixed = frozenset[int](), frozenset[int]()
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._waited, self._is_decided = 0, False
         if watch.parity == "off":
             graph.parity = Parity(agrees=None, reason="parity='off'")
             self._instead = None
@@ -132,39 +137,57 @@ class GraphAtWork:
             self._graph.unwatched = parity.reason
         self._instead = self._watched if self._graph.unwatched is None else None
         if parity.agrees and parity.needed and hooks_in_use() is None:  # a checkpoint compares its two runs
-            self._then, self._instead = self._instead, self._before_a_backward
+            self._needed, self._fixed = parity.needed, frozenset(parity.changed)
+            self._instead = self._before_a_backward
             return self._before_a_backward(*args)
         return self._watched_run(args) if self._instead is not None else self._unwatched_run(args)
 
     def _before_a_backward(self, *args: Any) -> Any:
         """Eager's answer, as long as no backward has told what becomes of the inputs that it needs."""
-        outputs, parity = self._eager(*args), self._graph.parity
-        assert parity is not None
-        fixed = {i for i in parity.needed if i in parity.changed or not can_be_copied(args[i], flat(outputs))}
-        decide = functools.partial(self._decide, fixed)
-        if self._graph.runs > RUNS_WATCHED or not watch_until_backward(
-            parity.needed, args, flat(outputs), decide
-        ):
-            self._instead = self._then
+        outputs, needed = self._eager(*args), self._needed
+        self._fixed |= {i for i in needed if not can_be_copied(args[i], flat(outputs))}
+        self._seen = {i: weakref.ref(args[i]) for i in needed}
+        self._waited += 1
+        if self._waited > RUNS_WATCHED:  # nobody has said that they stay as they are
+            self._decide(frozenset(needed) - self._fixed)
+        elif not watch_until_backward(needed, args, flat(outputs), self._decide):
+            self._decide(frozenset())
         return outputs
 
-    def _decide(self, fixed: set[int], changed: Collection[int]) -> None:
-        """What the step changes before the backward is copied before compiled code runs."""
-        if self._instead != self._before_a_backward:
+    def _decide(self, changed: frozenset[int]) -> None:
+        """What the step changes before the backward is copied before compiled code runs.
+
+        A graph may run several times before a backward: each run may tell of others.
+        """
+        if self._graph.error is not None:
             return
-        self._instead = self._then
-        if fixed and not fixed.isdisjoint(changed):
+        if not self._fixed.isdisjoint(changed):
             reason = "an input that its backward needs is changed before the backward"
             self._give_up(reason, HotCompileError(f"compiled code of {self._graph.region}: {reason}"))
-        elif changed:
-            self._instead = with_copies(lambda *args: self._unwatched_run(args), changed)
+        elif not self._is_decided or not changed <= self._copied:
+            self._is_decided, self._copied = True, self._copied | changed
+            self._instead = self._decided
+
+    def _decided(self, *args: Any) -> Any:
+        """The first run after it: what is there in run after run (a buffer) may be changed in a later one."""
+        lasting = {i for i, seen in self._seen.items() if seen() is args[i]}
+        self._copied |= lasting - self._fixed
+        instead = self._watched if self._graph.unwatched is None and self._left > 0 else None
+        if self._copied:
+            instead = with_copies(instead or self._unwatched, self._copied)
+            self._rest = with_copies(self._unwatched, self._copied)
+        self._instead = instead
+        return (instead or self._unwatched)(*args)
+
+    def _unwatched(self, *args: Any) -> Any:
+        return self._unwatched_run(args)
 
     def _watched(self, *args: Any) -> Any:
         if not self._watch.armed:
             return self._unwatched_run(args)
         self._left -= 1
         if self._left == 0:
-            self._instead = None
+            self._instead = self._rest
         return self._watched_run(args)
 
     def _watched_run(self, args: Sequence[Any]) -> Any:

@@ -8,50 +8,58 @@ graph is eager's where there are such inputs, and the backward tells whether the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.dynamo import CompiledFn
 
 
 def watch_until_backward(
     positions: Sequence[int],
     inputs: Sequence[Any],
     outputs: Sequence[Any],
-    on_backward: Callable[[dict[int, Tensor]], None],
+    on_backward: Callable[[frozenset[int]], None],
 ) -> bool:
     """Say which inputs are no longer as they are now when a backward comes to one of the outputs.
+
+    Values are compared: a write to ``tensor.data`` is counted by nobody, and eager is right then, too.
 
     Args:
         positions: of the inputs.
         inputs: of the run.
         outputs: of the run.
-        on_backward: called once, with those that were changed, by position.
+        on_backward: called once, with the positions of those that were changed.
 
     Returns:
         Whether any output has a backward.
     """
-    before = [(i, inputs[i], version_of(inputs[i])) for i in positions]
+    waits = [output for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None]
+    if not waits:
+        return False
+    before = {i: (inputs[i], inputs[i].detach().clone()) for i in positions}
     is_done = False
 
     def look(_: Tensor) -> None:
         nonlocal is_done
         if not is_done:
             is_done = True
-            changed = {i: tensor for i, tensor, version in before if version_of(tensor) != version}
-            before.clear()  # the inputs may be freed
+            changed = frozenset(i for i, (tensor, value) in before.items() if not _is_still(tensor, value))
+            before.clear()  # nothing of this step is kept
             on_backward(changed)
 
-    waits = [output for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None]
     for output in waits:
         output.register_hook(look)  # type: ignore[no-untyped-call]
-    return bool(waits)
+    return True
 
 
-def with_copies(run: CompiledFn, positions: Collection[int]) -> CompiledFn:
+def _is_still(tensor: Tensor, value: Tensor) -> bool:
+    return tensor.shape == value.shape and torch.equal(tensor.detach(), value)
+
+
+def with_copies(run: CompiledFn, positions: frozenset[int]) -> CompiledFn:
     """What gets copies of some inputs, which nobody else changes."""
 
     def with_copies_of_them(*args: Any) -> Any:

@@ -188,6 +188,18 @@ class TestCompare:
         assert compare(one_then_other, other_then_one, inputs()).agrees
         assert compare(one_then_other, one_then_other, inputs(), draws_as_eager=True).agrees
 
+    def test_nor_behind_a_64_bit_run_that_draws_other_numbers(self) -> None:
+        def one_then_other(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            one, other = torch.randn_like(x), torch.randn_like(x)
+            return ((x + one) @ w * 2 + other @ w,)
+
+        def other_then_one(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            other, one = torch.randn_like(x), torch.randn_like(x)
+            return ((x + one) @ w * 2 + other @ w,)
+
+        assert compare(one_then_other, other_then_one, inputs(), draws_as_eager=True).failed
+        assert compare(one_then_other, one_then_other, inputs(), draws_as_eager=True).agrees
+
     def test_a_draw_that_nothing_reads_counts_for_those_after_it(self) -> None:
         def draws(x: Tensor, w: Tensor) -> tuple[Tensor]:
             torch.rand(3)

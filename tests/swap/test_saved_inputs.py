@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.parity.compare import compare
+from lightning_hotcompile.swap.graph import Graph
+from lightning_hotcompile.swap.parity.compare import Parity, compare
+from lightning_hotcompile.swap.running import RUNS_WATCHED, GraphAtWork, Watch
 from lightning_hotcompile.swap.saved_inputs import can_be_copied, watch_until_backward, with_copies
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
@@ -31,9 +35,12 @@ class Queue(Net):
         )
         with torch.no_grad():
             place = int(self.place)
-            self.queue[place : place + len(key)] = key.detach()
+            self.write(place, key)
             self.place[0] = (place + len(key)) % 32
         return loss
+
+    def write(self, place: int, key: Tensor) -> None:
+        self.queue[place : place + len(key)] = key.detach()
 
     @property
     def first(self) -> Tensor:
@@ -50,8 +57,23 @@ class Scaled(Queue):
         return self.queue * 1.5
 
 
+class Unseen(Queue):
+    """Written to in a way that no version counts: eager is right, and nobody would raise."""
+
+    def write(self, place: int, key: Tensor) -> None:
+        self.queue.data[place : place + len(key)] = key.detach()
+
+
+class Rarely(Queue):
+    """The first steps leave the queue as it is."""
+
+    def write(self, place: int, key: Tensor) -> None:
+        if self.global_step >= 20:
+            super().write(place, key)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_class", [Queue, Scaled])
+@pytest.mark.parametrize("model_class", [Queue, Scaled, Unseen, Rarely])
 @pytest.mark.parametrize("scope", ["step", "auto"])
 def test_the_training_goes_on_and_is_compiled(model_class: type[Queue], scope: str) -> None:
     plain, model = seeded(model_class), seeded(model_class)
@@ -97,16 +119,84 @@ def test_the_comparison_tells_what_only_the_compiled_backward_needs() -> None:
     assert compare(compiled, compiled, given).needed == ()
 
 
-@pytest.mark.parametrize("changes", [False, True])
-def test_the_backward_finds_what_was_changed(changes: bool) -> None:
-    found: list[dict[int, Tensor]] = []
+@pytest.mark.parametrize("change", ["none", "in place", "data"])
+def test_the_backward_finds_what_was_changed(change: str) -> None:
+    found: list[frozenset[int]] = []
     x, w = torch.ones(3), torch.ones(3, requires_grad=True)
     one, other = w * 2, w * 3
     assert watch_until_backward([0], [x, w], [one, other, None], found.append)
-    if changes:
+    if change == "in place":
         x.add_(1)
+    if change == "data":
+        x.data.add_(1)
     (one + other).sum().backward()
-    assert [list(each) for each in found] == [[0] if changes else []]
+    assert found == [frozenset() if change == "none" else frozenset({0})]
+
+
+def test_nothing_of_a_step_is_kept_after_its_backward() -> None:
+    x, w = torch.ones(3) * 2, torch.ones(3, requires_grad=True)
+    kept, y = weakref.ref(x), w * 2
+    assert watch_until_backward([0], [x], [y], lambda _: None)
+    x.add_(1)
+    y.sum().backward()
+    del x
+    assert kept() is None
+
+
+def at_work(needed: tuple[int, ...]) -> tuple[Callable[..., Any], list[str]]:
+    """A graph whose compiled code, which needs these inputs, tells when it runs; the first run is over."""
+    captured, ran = torch.fx.symbolic_trace(lambda x, w: ((x * w).sum(),)), list[str]()
+
+    def compiled(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        ran.append("compiled")
+        return ((x * w).sum(),)
+
+    graph = Graph(region="one", n_ops=2)
+    work = GraphAtWork(
+        graph, captured, compiled, Watch(parity="auto"), lambda _: pytest.fail("not asked for")
+    )
+    graph.parity = Parity(agrees=True, needed=needed)
+    graph.unwatched = "not here"
+    work._needed, work._instead = needed, work._before_a_backward
+    return work.entry(), ran
+
+
+def test_eager_answers_until_the_first_backward() -> None:
+    run, ran = at_work((0,))
+    w = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        run(torch.ones(3), w)
+    (loss,) = run(torch.ones(3), w)
+    assert not ran
+    loss.backward()
+    run(torch.ones(3), w)
+    assert ran == ["compiled"]
+
+
+def test_no_backward_is_not_waited_for_for_ever() -> None:
+    run, ran = at_work((0,))
+    for _ in range(2 * RUNS_WATCHED):
+        run(torch.ones(3), torch.ones(3, requires_grad=True))
+    assert 0 < len(ran) < 2 * RUNS_WATCHED
+
+
+def test_runs_that_are_looked_at_later_count_too() -> None:
+    """The backward comes to the last run of a step first."""
+    run, ran = at_work((0,))
+    w, early = torch.ones(3, requires_grad=True), torch.ones(3)
+    (first,) = run(early, w)
+    (last,) = run(torch.ones(3), w)
+    early.data.mul_(5)
+    last.backward()
+    first.backward()
+    x = torch.full((3,), 2.0)
+    (loss,) = run(x, w)
+    x.data.mul_(7)  # the code has a copy
+    w.grad = None
+    loss.backward()
+    assert ran == ["compiled"]
+    assert w.grad is not None
+    assert w.grad.tolist() == [2.0] * 3
 
 
 def test_without_a_backward_nobody_waits() -> None:
@@ -115,7 +205,7 @@ def test_without_a_backward_nobody_waits() -> None:
 
 def test_copies_are_for_the_run_alone() -> None:
     x, y = torch.ones(3), torch.ones(3)
-    found = with_copies(lambda *args: args, {1})(x, y, 7)
+    found = with_copies(lambda *args: args, frozenset({1}))(x, y, 7)
     assert found[0] is x
     assert found[1] is not y
     assert torch.equal(found[1], y)

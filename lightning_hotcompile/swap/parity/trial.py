@@ -78,7 +78,11 @@ class Trial:
             random=not state.is_same(after),
             on_cpu=state.is_same(after, of_gpus=True) and not state.is_same(after),
             drawn=after.states[0],
-            saved=tuple(i for i, c in enumerate(clones) if _can_change(c) and _memory_of(c) in saved),
+            saved=tuple(
+                i
+                for i, (clone, given) in enumerate(zip(clones, self._inputs, strict=True))
+                if _can_change(given) and _memory_of(clone) in saved
+            ),
         )
 
     def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
@@ -106,8 +110,8 @@ def _memory_of(tensor: Tensor) -> int:
 
 
 def _can_change(value: Any) -> bool:
-    """Whether a step may change an input after it was used: parameters are the optimizer's."""
-    return isinstance(value, Tensor) and not (value.is_leaf and value.requires_grad) and value.numel() > 0
+    """Whether a step may change an input after it was used: parameters, frozen or not, change later."""
+    return isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() > 0
 
 
 def _version(value: Any) -> int | None:

@@ -122,6 +122,12 @@ class PrewarmRun:
         return f"{words} ({told})" if told else words
 
     @property
+    def has_compiled(self) -> bool:
+        """Whether the compiler's cache has all that was traced."""
+        done = [r for r in self._child.poll().results if r.cached and not r.name.startswith("toolchain")]
+        return 0 < self._graphs <= len(done) and not self._left_out
+
+    @property
     def took_s(self) -> float | None:
         """Seconds until the child had compiled all that was traced; ``None`` if it found some of it done."""
         if not self._graphs or self._left_out or self.is_tracing:
