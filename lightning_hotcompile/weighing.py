@@ -128,10 +128,8 @@ class Weighing:
         left = remaining_batches(self._trainer, self._stage, step_s)
         if not self._config.cost_gate or step_s is None or left is None or prewarm is None:
             return None
-        expected, words = (
-            self._for_runs_to_come(track, self._assumed(self.known(track), step_s)),
-            "no code yet",
-        )
+        expected = self._for_runs_to_come(track, self._assumed(self.known(track), step_s))
+        words = "no code yet"
         if prewarm.has_compiled:
             words = "its code is there"
             load_s = WARM_SHARE * self._assumed(None, step_s).compile_s

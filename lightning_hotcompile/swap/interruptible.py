@@ -60,7 +60,7 @@ def can_be_interrupted(frame: FrameType | None) -> bool:
     code of others (a backend, a kernel's description, sympy), unless any of it was called by the beginning
     or the end of a ``with``, or by an import: a module that is half imported is not imported again in full.
     This takes it from Python that it looks for no signal between the beginning of a ``with`` and its body
-    (seen with 3.10 to 3.13).
+    (seen with 3.11).
     """
     return frame is not None and _is_a_pause(frame) and not _is_amid_something(frame)
 
