@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from torch import nn
 
 from lightning_hotcompile import HotCompile
-from tests.models import weights
+from tests.models import fit, seeded, weights
 
 ALWAYS_LOGGED = (
     "phase",
@@ -47,3 +48,14 @@ def assert_same(a: nn.Module, b: nn.Module, tolerance: float = 1e-4) -> None:
         torch.testing.assert_close(
             value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def assert_compiled_as_eager(model_class: type[pl.LightningModule], **options: Any) -> None:
+    """A training by Inductor has one region, which ran compiled, and the weights of one without it."""
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(**{"backend": "inductor", "scope": "step", "compile_optimizer": False, **options})
+    fit(plain)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert region.proven, region
+    assert_same(plain, model)

@@ -15,7 +15,7 @@ from lightning_hotcompile.swap.compilers import resolve_backend
 from lightning_hotcompile.swap.draw_order import DrawsInOrder
 from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.replaced import Replacement
-from tests.hot import assert_same, hot
+from tests.hot import assert_compiled_as_eager, assert_same, hot
 from tests.models import Net, fit, seeded
 
 
@@ -36,13 +36,7 @@ class NoiseBetween(Net):
 
 @pytest.mark.slow
 def test_a_training_draws_as_eager() -> None:
-    plain, model = seeded(NoiseBetween), seeded(NoiseBetween)
-    callback = hot(backend="inductor", scope="step", compile_optimizer=False)
-    fit(plain)
-    fit(model, [callback])
-    (region,) = callback.report.regions
-    assert region.proven, region
-    assert_same(plain, model)
+    assert_compiled_as_eager(NoiseBetween)
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from lightning_hotcompile.swap.compilers import resolve_backend
 from lightning_hotcompile.swap.permutations import plain_permutations
-from tests.hot import assert_same, hot
-from tests.models import Net, fit, seeded
+from tests.hot import assert_compiled_as_eager
+from tests.models import Net
 
 pytestmark = pytest.mark.slow
 
@@ -79,15 +79,7 @@ class Mixup(Net):
 
 
 def test_mixup_is_compiled_and_trains_as_eager() -> None:
-    plain, model = seeded(Mixup), seeded(Mixup)
-    callback = hot(backend="inductor", scope="step", compile_optimizer=False)
-    torch.manual_seed(1)
-    fit(plain)
-    torch.manual_seed(1)
-    fit(model, [callback])
-    (region,) = callback.report.regions
-    assert region.proven, region
-    assert_same(plain, model)
+    assert_compiled_as_eager(Mixup)
 
 
 @pytest.mark.xfail(raises=Exception, strict=False, reason="torch's own rewrite of x[randperm] raises")

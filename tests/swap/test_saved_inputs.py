@@ -15,8 +15,8 @@ from lightning_hotcompile.swap.graph import Graph
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.running import RUNS_WATCHED, GraphAtWork, Watch
 from lightning_hotcompile.swap.saved_inputs import can_be_copied, watch_until_backward, with_copies
-from tests.hot import assert_same, hot
-from tests.models import Net, fit, seeded
+from tests.hot import assert_compiled_as_eager
+from tests.models import Net, seeded
 
 
 class Queue(Net):
@@ -66,13 +66,7 @@ class Rarely(Queue):
 @pytest.mark.parametrize("model_class", [Queue, Unseen, Rarely])
 @pytest.mark.parametrize("scope", ["step", "auto"])
 def test_the_training_goes_on_and_is_compiled(model_class: type[Queue], scope: str) -> None:
-    plain, model = seeded(model_class), seeded(model_class)
-    callback = hot(backend="inductor", scope=scope, compile_optimizer=False)
-    fit(plain)
-    fit(model, [callback])
-    (region,) = callback.report.regions
-    assert region.proven, region
-    assert_same(plain, model)
+    assert_compiled_as_eager(model_class, scope=scope)
 
 
 @pytest.mark.slow
