@@ -17,9 +17,10 @@ from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep
-from lightning_hotcompile.swap.dynamo import is_forced_eager, recent_recompile_reasons
+from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation, Proof
+from lightning_hotcompile.swap.stance import is_forced_eager, stance_against_compiling
 
 NO_REGION: frozenset[str] = frozenset()
 
@@ -58,7 +59,8 @@ class Flip:
         self._story = story
         self._now = now
         self._peak_at_flip: float | None = None
-        self._graphs_told = 0
+        self._told = (0, 0)
+        self._is_lost = False
         self.recompile_reason: str | None = None
         self._paused = False
         self._seen = (0, 0)
@@ -142,7 +144,8 @@ class Flip:
         if not self.in_place:
             return Lane.EAGER
         if wanted is Lane.COMPILE:
-            return Lane.EAGER if self.batch.is_one_to_wait_after() else wanted
+            waits = self.batch.is_one_to_wait_after() or stance_against_compiling() is not None
+            return Lane.EAGER if waits else wanted
         return Lane.EAGER if is_forced_eager() else wanted
 
     def open(self, lane: Lane, *, armed: bool = True, without: str | None = None) -> None:
@@ -157,20 +160,19 @@ class Flip:
         self.installation.gate.open(lane, left_out)
 
     def close(self) -> tuple[bool, bool]:
-        """A step ended: whether compiled code ran in it, wherever there is any; whether any was compiled."""
+        """A step ended: whether compiled code ran, wherever there is any; whether any was made or failed."""
         self._let_batch_go()
         self.installation.gate.close()
         self.ahead.end_step()
         witness = self.installation.witness
         ran = witness.total_runs > self._runs_before and not self.installation.is_lost_anywhere
-        new_graphs = len(witness.graphs) > self._graphs_told
-        if new_graphs:
-            self._tell_new_graphs()
-        return ran, new_graphs
+        before, self._told = self._told, self.installation.happened
+        if self._told[1] > before[1]:
+            self._tell_new_graphs(before[1])
+        return ran, self._told != before
 
-    def _tell_new_graphs(self) -> None:
-        graphs, told = self.installation.witness.graphs, self._graphs_told
-        self._graphs_told = len(graphs)
+    def _tell_new_graphs(self, told: int) -> None:
+        graphs = self.installation.witness.graphs
         known = {g.region for g in graphs[:told]}
         again = any(g.region in known for g in graphs[told:])
         reasons = recent_recompile_reasons() if again else []
@@ -179,8 +181,8 @@ class Flip:
 
     @property
     def has_news(self) -> bool:
-        """Whether something was compiled or failed since :meth:`failure` was asked last."""
-        return self._seen != self.installation.happened
+        """Whether something was compiled or failed since :meth:`failure` was asked last, or all failed."""
+        return self._seen != self.installation.happened or (self._is_lost and self.in_place)
 
     def failure(self) -> str | None:
         """Why nothing of this installation can be used any longer; single regions are taken out."""
@@ -189,10 +191,12 @@ class Flip:
             return None
         for name, reason in self.installation.drop_failed():
             self._story.fell_back(name, reason)
-        if self.installation.anything_left:
-            return None
-        reasons = [p.error for p in self.installation.proofs() if p.error]
-        return f"nothing is left that can be used: {reasons[0] if reasons else 'no region is left'}"
+        self._is_lost = not self.installation.anything_left
+        return _nothing_left(self.installation.first_error) if self._is_lost else None
+
+    def why_useless(self) -> str | None:
+        """Why another signature need not be compiled: all regions have failed; ``None`` if one has not."""
+        return _nothing_left(self.installation.first_error) if self.installation.has_failed else None
 
     def why_nothing_ran(self) -> str:
         """An explanation for compiled code that did not run."""
@@ -217,6 +221,10 @@ class Flip:
         with contextlib.suppress(Exception):
             self.installation.gate.close()
             self.ahead.end_step()
+
+
+def _nothing_left(error: str | None) -> str:
+    return f"nothing is left that can be used: {error or 'no region is left'}"
 
 
 def allocated_peak_mb() -> float | None:

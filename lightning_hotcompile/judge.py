@@ -14,6 +14,7 @@ from lightning_hotcompile.stages import TRAIN
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.installation import OPTIMIZER
+from lightning_hotcompile.swap.stance import stance_against_compiling
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.structure import untraceable_in
 from lightning_hotcompile.weighing import Weighing
@@ -170,23 +171,37 @@ class Judge:
         return found
 
     def _decide(self, track: Track) -> Decision:
-        flipped, limit = self._watch.tracks.flipped(), self._config.max_signatures
-        if flipped >= limit and not track.state.flips:
-            return Decision(go=False, reason=f"max_signatures={limit} is reached")
-        if self._watch.differentiates_twice:
-            return Decision(
-                go=False, reason="create_graph=True, or torch.func: compiled code has no second derivative"
-            )
-        if self._config.scope in ("auto", "step") and (reason := _why_not_batch(track)) is not None:
+        if (reason := self._why_never(track)) is not None:
             return Decision(go=False, reason=reason)
-        decision = (self._given if track.state.flips else None) or self._weighing.forecast(track)
+        given = self._given if track.state.flips else None
+        decision = _waits_for_stance() or given or self._weighing.forecast(track)
         self._keep(decision)
         return decision
+
+    def _why_never(self, track: Track) -> str | None:
+        """Why nothing is compiled for this signature, whatever it would gain."""
+        flipped, limit = self._watch.tracks.flipped(), self._config.max_signatures
+        if flipped >= limit and not track.state.flips:
+            return f"max_signatures={limit} is reached"
+        if (failure := self._flip.why_useless()) is not None:
+            return failure
+        if self._watch.differentiates_twice:
+            return "create_graph=True, or torch.func: compiled code has no second derivative"
+        return _why_not_batch(track) if self._config.scope in ("auto", "step") else None
 
     def _keep(self, decision: Decision | None) -> None:
         """The first one that was taken; those on signatures that come later are theirs alone."""
         if decision is not None and (self.decision is None or self.decision.wait or self._side.is_deciding):
             self.decision = decision
+
+
+def _waits_for_stance() -> Decision | None:
+    stance = stance_against_compiling()
+    if stance is None:
+        return None
+    return Decision(
+        go=False, wait=True, reason=f"waits until torch.compiler's stance is no longer {stance!r}"
+    )
 
 
 def _why_not_batch(track: Track) -> str | None:

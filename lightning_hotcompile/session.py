@@ -163,10 +163,11 @@ class Session:
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
         """Find out what happened in the step."""
         self.watch.end_recording()
-        ran, new_graphs = self.flip.close()
-        record.stalled |= new_graphs
+        ran, new = self.flip.close()
+        missed = lane is not Lane.EAGER and not ran
+        record.stalled |= new or (missed and lane is Lane.COMPILE)
         record.compiled = lane is not Lane.EAGER and ran
-        record.disturbed |= new_graphs or (lane is not Lane.EAGER and not ran)
+        record.disturbed |= new or missed
         if record.without is not None:
             lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
         pays = partial(self.rounds.now.weighing.recompile_pays, track)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.utils.data import DataLoader
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.swap.parity import trial
@@ -276,6 +277,75 @@ class TestMemory:
         callback = train(hot(backend="eager", scope=scope, compile_optimizer=False))
         assert callback.report.phase == "steady"
         assert "not compared for lack of memory: CUDA out of memory" in callback.report.parity
+
+
+class Lengths(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Batches of these sizes."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[Any]:
+        made = torch.Generator().manual_seed(0)
+        for n in self.sizes:
+            yield torch.randn(n, 8, generator=made), torch.randint(0, 3, (n,), generator=made)
+
+
+class TestSecondSignature:
+    """What one kind of step has shown of the compiled code holds for the others."""
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    @pytest.mark.parametrize("name", ["the backend raises", "wrong values", "raises in its first run"])
+    @pytest.mark.parametrize("sizes", [[8, 4] * 10, [8] * 12 + [4] * 12], ids=["in turns", "one by one"])
+    def test_is_not_compiled_where_nothing_is_left(self, sizes: list[int], name: str, scope: str) -> None:
+        backend, reason = FAULTS[name]
+        batches = DataLoader(Lengths(sizes), batch_size=None)
+        callback = train(
+            hot(backend=backend, scope=scope, on_error="eager", compile_optimizer=False), train=batches
+        )
+        phases = [e["phase"] for e in callback.report.events if e["kind"] == "phase_changed"]
+        assert phases.count("flipping") == 1, phases
+        declined = [e["reason"] for e in callback.report.events if e.get("phase") == "declined"]
+        assert len(declined) == 1
+        assert "nothing is left that can be used" in declined[0]
+        assert reason in declined[0]
+
+    def test_that_fails_takes_the_first_one_back_with_its_reason(self) -> None:
+        made: list[Any] = []
+
+        def wrong_from_the_second_graph_on(graph: Any, inputs: Any, **given: Any) -> Any:
+            made.append(graph)
+            return graph.forward if len(made) == 1 else FAULTS["wrong values"][0](graph, inputs, **given)
+
+        batches = DataLoader(Lengths([8] * 60 + [4] * 6 + [8] * 20), batch_size=None)
+        callback = train(
+            hot(
+                backend=wrong_from_the_second_graph_on,
+                scope="step",
+                on_error="eager",
+                compile_optimizer=False,
+                dynamic=False,
+            ),
+            train=batches,
+        )
+        phases = [e["phase"] for e in callback.report.events if e["kind"] == "phase_changed"]
+        assert phases.count("flipping") == 2, phases
+        assert phases.count("steady") == 1
+        assert callback.report.phase == "reverted"
+        assert "not right: differs from eager by up to" in callback.report.reason
+
+
+def test_a_step_that_only_tried_to_compile_stood_still() -> None:
+    class Breaks(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    callback = train(
+        hot(backend="eager", scope="step", fullgraph=True, on_error="eager", compile_optimizer=False), Breaks
+    )
+    assert callback.report.phase == "reverted"
+    assert [s.note for s in callback.report.samples].count("stalled") == 1
 
 
 class Restless(Net):

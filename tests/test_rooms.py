@@ -130,6 +130,10 @@ PRIVATE_TORCH = {
     "swap.collectives": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.
     "swap.python_state": {"torch._dynamo"},
+    # The stance that the user has set.
+    "swap.stance": {"torch._dynamo", "_stance"},
+    # Which functions it traces.
+    "swap.caught_errors": {"torch._dynamo"},
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.

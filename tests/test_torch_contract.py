@@ -32,7 +32,7 @@ from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hotcompile.swap import compiled_function, compilers, dynamo
+from lightning_hotcompile.swap import compiled_function, compilers, dynamo, stance
 from lightning_hotcompile.swap.compiled_function import CodeNames, CompiledFunction, without_disable
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
@@ -555,21 +555,23 @@ class TestReuse:
         torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
         assert kinds == [False]
 
-    @pytest.mark.parametrize(("stance", "runs"), [("force_eager", 1), ("default", 2)])
-    def test_a_stance_of_the_users_holds(self, stance: str, runs: int) -> None:
+    @pytest.mark.parametrize(("name", "runs"), [("force_eager", 1), ("default", 2)])
+    def test_a_stance_of_the_users_holds(self, name: str, runs: int) -> None:
         backend = Counting()
         compiled = CompiledFunction(lambda x: x * 5, backend, dynamic=False, fullgraph=False)
         compiled.compile(torch.ones(2))
-        with torch.compiler.set_stance(stance):
+        with torch.compiler.set_stance(name):
             compiled.reuse(torch.ones(2))
         assert backend.runs == runs
 
 
-def test_a_stance_that_forces_eager_is_seen() -> None:
-    assert not dynamo.is_forced_eager()
-    for stance in ("force_eager", "eager_on_recompile"):
-        with torch.compiler.set_stance(stance):
-            assert dynamo.is_forced_eager() is (stance == "force_eager")
+def test_a_stance_of_the_users_is_seen() -> None:
+    assert not stance.is_forced_eager()
+    assert stance.stance_against_compiling() is None
+    for name in ("force_eager", "eager_on_recompile", "fail_on_recompile"):
+        with torch.compiler.set_stance(name):
+            assert stance.is_forced_eager() is (name == "force_eager")
+            assert stance.stance_against_compiling() == name
 
 
 class TestHookGuards:

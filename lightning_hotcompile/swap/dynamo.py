@@ -18,7 +18,6 @@ import torch._dynamo
 import torch._dynamo.utils as dynamo_utils
 import torch.compiler.config
 from torch import Tensor
-from torch._dynamo import eval_frame
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import (
     FailOnRecompileLimitHit,
@@ -32,6 +31,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
+from lightning_hotcompile.swap.caught_errors import frames_that_catch
 from lightning_hotcompile.swap.collectives import called_by_python
 from lightning_hotcompile.swap.failures_told import FailuresTold
 from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
@@ -56,7 +56,7 @@ _break_the_graph: Callable[..., Any] = getattr(
     torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
 )
 
-_LEFT = (numpy_by_numpy, left_to_python, called_by_python)
+_LEFT = (numpy_by_numpy, left_to_python, called_by_python, frames_that_catch)
 """What Dynamo does not stand in for, at the price of a graph break."""
 
 CompilerError: tuple[type[Exception], ...] = (
@@ -179,11 +179,6 @@ def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
             hints=[],
         )
     _log.debug("Dynamo warns: %s", msg)
-
-
-def is_forced_eager() -> bool:
-    """Whether the user has set the stance ``force_eager``, in which no compiled code runs."""
-    return eval_frame._stance.stance == "force_eager"
 
 
 def dynamic_integers(patterns: Sequence[str]) -> contextlib.AbstractContextManager[Any]:

@@ -118,9 +118,7 @@ class Installation:
         self.in_place = False
 
     @cached_property
-    def _torch_settings(
-        self,
-    ) -> Sequence[AbstractContextManager[object]]:
+    def _torch_settings(self) -> Sequence[AbstractContextManager[object]]:
         """What torch does otherwise meanwhile; where graphs are collected no compiler is at work."""
         if self._config.backend != "inductor" or self.witness.collect is not None:
             return (KeepsBuffers(), DrawsStaySeparate())
@@ -169,7 +167,7 @@ class Installation:
         """Take out the regions that failed: pairs of name and reason, new ones only."""
         dropped = []
         for swapped in self._swapped:
-            reason = self.witness.error_of(swapped.region.name) or swapped.error
+            reason = self._error_of(swapped)
             if reason is not None and swapped.is_in_place:
                 swapped.error = reason
                 swapped.take_out()
@@ -211,6 +209,20 @@ class Installation:
         """Whether a region has compiled code that does not fit its calls any longer."""
         return any(s.fit.is_lost and s.error is None and s.taken_back is None for s in self._swapped)
 
+    def _error_of(self, swapped: SwappedRegion) -> str | None:
+        return self.witness.error_of(swapped.region.name) or swapped.error
+
+    @property
+    def first_error(self) -> str | None:
+        """Of a region that failed, ``None`` if none has."""
+        return next(filter(None, map(self._error_of, self._swapped)), None)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether all regions have failed but those that were taken back: none of them is compiled again."""
+        kept = [s for s in self._swapped if s.taken_back is None]
+        return bool(kept) and all(map(self._error_of, kept))
+
     @property
     def anything_left(self) -> bool:
         """Whether any region is still compiled."""
@@ -246,7 +258,7 @@ class Installation:
             calls=swapped.calls,
             runs=self.witness.runs_of(name),
             compile_s=sum(g.seconds for g in graphs),
-            error=self.witness.error_of(name) or swapped.error,
+            error=self._error_of(swapped),
             taken_back=swapped.taken_back,
         )
 

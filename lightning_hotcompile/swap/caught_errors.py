@@ -1,0 +1,139 @@
+"""Functions that catch what an operation may raise are left to Python, at the price of a graph break.
+
+Whether a matrix has a Cholesky factor, an index is in range or memory suffices shows when the operation runs.
+Dynamo traces it with tensors that have no data, on which it never fails: the handler is no part of the graph,
+and the error comes from the compiled code as a whole, outside of the ``try``. So a step that skips such a
+batch, or goes another way, would end the training. What such a function calls is compiled by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.exc import SkipFrame
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
+
+from lightning_hotcompile.swap.overrides import Override
+
+_TORCH = str(Path(torch.__file__).parent)
+_BY_OPERATIONS = (RuntimeError, IndexError)
+"""What operations raise by what their tensors hold; errors of linear algebra and of memory are such, too."""
+
+_WHY = "It catches errors that operations raise by what their tensors hold."
+
+
+def frames_that_catch(break_the_graph: Callable[..., Any]) -> list[Override]:
+    """What Dynamo does otherwise.
+
+    Args:
+        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
+    """
+
+    def inlined(prior: Any, parent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if catches_operations(function.get_code(), _globals_of(function)):
+            break_the_graph(
+                gb_type="call of a function that catches errors of operations",
+                context=function.get_name(),
+                explanation=_WHY,
+                hints=[],
+            )
+        return prior(parent, function, *args, **kwargs)
+
+    def run(prior: Any, translator: Any) -> Any:
+        if catches_operations(translator.f_code, translator.f_globals):
+            raise SkipFrame(_WHY)
+        return prior(translator)
+
+    return [
+        Override(
+            InliningInstructionTranslator,
+            "build_inline_tracer",
+            inlined,
+            translator=lambda parent, *args, **kwargs: parent,
+        ),
+        Override(InstructionTranslator, "run", run, translator=lambda translator: translator),
+    ]
+
+
+def _globals_of(function: Any) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = function.get_globals()
+    except Exception:  # noqa: BLE001  # not every kind of function that Dynamo knows has them
+        return {}
+    return found
+
+
+def catches_operations(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
+    """Whether a function has a handler for what an operation may raise, and goes on after it.
+
+    Its source is read: where there is none, no handler is seen. Torch's own functions do not count.
+
+    Args:
+        code: of the function.
+        namespace: its globals, where the names of errors are looked up; one that is not there may be any.
+    """
+    if not _may_have_handlers(code) or code.co_filename.startswith(_TORCH):
+        return False
+    return any(_may_catch(kind, namespace) for kind in _caught(code))
+
+
+def _may_have_handlers(code: types.CodeType) -> bool:
+    return sys.version_info < (3, 11) or bool(code.co_exceptiontable)
+
+
+@functools.lru_cache(maxsize=4096)
+def _caught(code: types.CodeType) -> tuple[ast.expr | None, ...]:
+    """What the handlers that go on name, ``None`` for one that catches all."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except Exception:  # noqa: BLE001  # no source, or lines that are no statement by themselves (a lambda)
+        return ()
+    handlers = (h for node in ast.walk(tree) if isinstance(node, ast.Try) for h in node.handlers)
+    return tuple(handler.type for handler in handlers if _goes_on(handler))
+
+
+def _goes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether the function may go on after it, or return: not where it raises in the end."""
+    leaves = (ast.Return, ast.Continue, ast.Break)
+    return not isinstance(handler.body[-1], ast.Raise) or any(
+        isinstance(node, leaves) for statement in handler.body for node in ast.walk(statement)
+    )
+
+
+def _may_catch(kind: ast.expr | None, namespace: Mapping[str, Any]) -> bool:
+    if kind is None:
+        return True
+    names = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(_is_of_operations(error) for name in names for error in _found(name, namespace))
+
+
+def _found(name: ast.expr, namespace: Mapping[str, Any]) -> Iterator[Any]:
+    """The class of errors that a name or ``module.name`` stands for; ``Exception`` if that cannot be told."""
+    path: list[str] = []
+    while isinstance(name, ast.Attribute):
+        path.insert(0, name.attr)
+        name = name.value
+    try:
+        found = {**vars(builtins), **namespace}[name.id]  # type: ignore[attr-defined]
+        for part in path:
+            found = getattr(found, part)
+    except Exception:  # noqa: BLE001  # a call, a local variable, a module's __getattr__
+        found = Exception
+    yield from found if isinstance(found, tuple) else (found,)
+
+
+def _is_of_operations(error: Any) -> bool:
+    if not isinstance(error, type):
+        return True
+    of_torch = str(error.__module__).partition(".")[0] == "torch" and issubclass(error, _BY_OPERATIONS)
+    return of_torch or any(issubclass(each, error) for each in _BY_OPERATIONS)

@@ -1,0 +1,227 @@
+"""Handlers of the user's around operations that fail on some data only."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_hotcompile.swap.caught_errors import catches_operations
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+
+FAILING = 20
+"""The step whose batch has no factor."""
+
+
+class Falls(Net):
+    """A step with a Cholesky factor, and another way where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways: list[str] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        x, y = batch
+        self.log("before", x.mean())
+        matrix = torch.eye(3) * (1.0 - 2.0 * (x[0, 0] > 50))
+        return self.guarded(matrix, F.cross_entropy(self(x), y))
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        try:
+            factor = torch.linalg.cholesky(matrix)
+        except RuntimeError:
+            self.ways.append("other")
+            factor = torch.linalg.cholesky(matrix.abs() + 1e6 * torch.eye(3))
+        else:
+            self.ways.append("usual")
+        return loss + 0.1 * factor.tanh().sum()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training and self.global_step == FAILING:
+            batch[0][0, 0] = 100.0
+        return batch
+
+
+class Skips(Falls):
+    """The same handler around all of the step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        try:
+            loss = self.whole(batch)
+            self.ways.append("usual")
+            return loss
+        except torch.linalg.LinAlgError:
+            self.ways.append("other")
+            return None
+
+    def whole(self, batch: Any) -> Tensor:
+        x, y = batch
+        matrix = torch.eye(3) * (1.0 - 2.0 * (x[0, 0] > 50))
+        return F.cross_entropy(self(x), y) + torch.linalg.cholesky(matrix).sum()
+
+
+class Looks(Falls):
+    """An index that is out of range, in a module below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Table(self.ways)
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        return loss + self.table((matrix[0, 0] < 0).long() * 7)
+
+
+class Table(nn.Module):
+    def __init__(self, ways: list[str]) -> None:
+        super().__init__()
+        self.ways = ways
+        self.rows = nn.Embedding(4, 1)
+
+    def forward(self, row: Tensor) -> Tensor:
+        try:
+            return self.rows(row).sum()
+        except IndexError:
+            self.ways.append("other")
+            return self.rows.weight.sum()
+
+
+@pytest.mark.parametrize("scope", ["step", "auto", "regions"])
+@pytest.mark.parametrize("model_class", [Falls, Skips, Looks])
+def test_a_handler_runs_as_without_the_callback(model_class: type[Falls], scope: str) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(scope=scope, compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert plain.ways.count("other") == 1
+    assert model.ways == plain.ways
+    assert_same(plain, model, tolerance=1e-6)
+    assert [region for region in callback.report.regions if region.proven], callback.report.reason
+
+
+def test_what_stands_around_is_compiled() -> None:
+    model, callback = seeded(Skips), hot(scope="step", compile_optimizer=False)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert region.proven
+    assert callback.report.phase == "steady"
+    assert region.runs >= model.ways.count("usual") // 2
+
+
+def bare() -> Any:
+    try:
+        return torch.ones(1)
+    except:  # noqa: E722
+        return None
+
+
+def everything() -> Any:
+    try:
+        return torch.ones(1)
+    except Exception:
+        return None
+
+
+def several() -> Any:
+    try:
+        return torch.ones(1)
+    except (KeyError, torch.OutOfMemoryError):
+        return None
+
+
+def sometimes() -> Any:
+    try:
+        return torch.ones(1)
+    except RuntimeError as error:
+        if "memory" in str(error):
+            return None
+        raise
+
+
+def by_a_variable(kind: type[BaseException] = RuntimeError) -> Any:
+    try:
+        return torch.ones(1)
+    except kind:
+        return None
+
+
+ALL_OF_THEM = (KeyError, IndexError)
+
+
+def by_a_tuple() -> Any:
+    try:
+        return torch.ones(1)
+    except ALL_OF_THEM:
+        return None
+
+
+def make() -> Any:
+    def inside() -> Any:
+        try:
+            return torch.ones(1)
+        except RuntimeError:
+            return None
+
+    return inside
+
+
+class Own(RuntimeError):
+    """No operation raises it."""
+
+
+def of_its_own() -> Any:
+    try:
+        return torch.ones(1)
+    except Own:
+        return None
+
+
+def of_python() -> Any:
+    try:
+        return torch.ones(1)
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def raises_in_the_end() -> Any:
+    try:
+        return torch.ones(1)
+    except RuntimeError as error:
+        raise ValueError("no factor") from error
+
+
+def cleans_up() -> Any:
+    try:
+        return torch.ones(1)
+    finally:
+        torch.zeros(1)
+
+
+def without() -> Any:
+    with torch.no_grad():
+        return torch.ones(1)
+
+
+CATCH = [bare, everything, several, sometimes, by_a_variable, by_a_tuple, make()]
+DO_NOT = [make, of_its_own, of_python, raises_in_the_end, cleans_up, without]
+
+
+@pytest.mark.parametrize("function", [*CATCH, *DO_NOT], ids=lambda f: f.__name__)
+def test_which_handlers_count(function: Callable[..., Any]) -> None:
+    assert catches_operations(function.__code__, globals()) is (function in CATCH)
+
+
+def test_without_source_no_handler_is_seen() -> None:
+    space: dict[str, Any] = {"torch": torch}
+    exec("def made():\n    try:\n        return torch.ones(1)\n    except RuntimeError:\n        pass", space)
+    linecache.checkcache()
+    assert not catches_operations(space["made"].__code__, space)
+
+
+def test_torchs_own_functions_do_not_count() -> None:
+    assert not catches_operations(torch.nn.Module._call_impl.__code__, vars(torch.nn.modules.module))
