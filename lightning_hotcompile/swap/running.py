@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
+from torch.nn import Parameter
 
 from lightning_hotcompile.errors import HotCompileError, ParityError, warn
 from lightning_hotcompile.swap.compiled_function import without_disable
@@ -20,7 +21,12 @@ from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import Parity, compare
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
-from lightning_hotcompile.swap.saved_inputs import can_be_copied, watch_until_backward, with_copies
+from lightning_hotcompile.swap.saved_inputs import (
+    at_positions,
+    can_be_copied,
+    watch_until_backward,
+    with_copies,
+)
 from lightning_hotcompile.swap.saved_tensors import hooks_in_use, strides_kept
 
 _log = logging.getLogger(__name__)
@@ -86,7 +92,6 @@ class GraphAtWork:
         self._instead: CompiledFn | None = self._first
         self._rest: CompiledFn | None = None
         """In place of the compiled code when its runs are no longer watched."""
-        self._needed: tuple[int, ...] = ()
         self._copied, self._fixed = frozenset[int](), frozenset[int]()
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._waited, self._is_decided = 0, False
@@ -137,20 +142,22 @@ class GraphAtWork:
             self._graph.unwatched = parity.reason
         self._instead = self._watched if self._graph.unwatched is None else None
         if parity.agrees and parity.needed and hooks_in_use() is None:  # a checkpoint compares its two runs
-            self._needed, self._fixed = parity.needed, frozenset(parity.changed)
+            self._fixed = frozenset(parity.changed)
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
         return self._watched_run(args) if self._instead is not None else self._unwatched_run(args)
 
     def _before_a_backward(self, *args: Any) -> Any:
-        """Eager's answer, as long as no backward has told what becomes of the inputs that it needs."""
-        outputs, needed = self._eager(*args), self._needed
-        self._fixed |= {i for i in needed if not can_be_copied(args[i], flat(outputs))}
-        self._seen = {i: weakref.ref(args[i]) for i in needed}
+        """Eager's answer, as long as no backward has told what becomes of what it needs."""
+        assert self._graph.parity is not None
+        outputs = self._eager(*args)
+        needed = at_positions(self._graph.parity.needed, args, flat(outputs))
+        self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
+        self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
         self._waited += 1
         if self._waited > RUNS_WATCHED:  # nobody has said that they stay as they are
             self._decide(frozenset(needed) - self._fixed)
-        elif not watch_until_backward(needed, args, flat(outputs), self._decide):
+        elif not watch_until_backward(needed, flat(outputs), self._decide):
             self._decide(frozenset())
         return outputs
 
@@ -162,14 +169,17 @@ class GraphAtWork:
         if self._graph.error is not None:
             return
         if not self._fixed.isdisjoint(changed):
-            reason = "an input that its backward needs is changed before the backward"
+            reason = "an input or output that its backward needs is changed before the backward"
             self._give_up(reason, HotCompileError(f"compiled code of {self._graph.region}: {reason}"))
         elif not self._is_decided or not changed <= self._copied:
             self._is_decided, self._copied = True, self._copied | changed
             self._instead = self._decided
 
     def _decided(self, *args: Any) -> Any:
-        """The first run after it: what is there in run after run (a buffer) may be changed in a later one."""
+        """The first run after it: what is there in run after run (a buffer) may be changed in a later one.
+
+        Parameters mostly are not, before the backward, and a copy of each would cost too much.
+        """
         lasting = {i for i, seen in self._seen.items() if seen() is args[i]}
         self._copied |= lasting - self._fixed
         instead = self._watched if self._graph.unwatched is None and self._left > 0 else None

@@ -1,35 +1,43 @@
-"""Inputs that a compiled backward needs as they were, where eager's does not.
+"""Inputs and outputs that a compiled backward needs as they were, where eager's does not.
 
-Compilers save inputs and compute once more what eager saves. A step that changes such an input after a graph
-break, before the backward (the queue of MoCo: used as ``queue.clone()``, then written to), is right in eager,
-and autograd raises for compiled code, when too much has run to be answered by eager. So the first run of a
-graph is eager's where there are such inputs, and the backward tells whether they are still as they were.
+Compilers save inputs and compute once more what eager saves, or save an output in place of two tensors. A
+step that changes such a tensor before the backward (the queue of MoCo: used as ``queue.clone()``, then
+written to after a graph break) is right in eager. For compiled code autograd raises, when too much has run to
+be answered by eager. So the first run of a graph is eager's where there are such tensors, and the backward
+tells whether they are still as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.parity.difference import of_output
+
+
+def at_positions(
+    positions: Iterable[int], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> dict[int, Tensor]:
+    """The inputs and outputs of a run at these positions."""
+    made = [output for output in outputs if isinstance(output, Tensor)]
+    placed = {of_output(place): output for place, output in enumerate(made)}
+    return {i: placed[i] if i < 0 else inputs[i] for i in positions}
 
 
 def watch_until_backward(
-    positions: Sequence[int],
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    on_backward: Callable[[frozenset[int]], None],
+    watched: Mapping[int, Tensor], outputs: Sequence[Any], on_backward: Callable[[frozenset[int]], None]
 ) -> bool:
-    """Say which inputs are no longer as they are now when a backward comes to one of the outputs.
+    """Say which tensors are no longer as they are now when a backward comes to one of the outputs.
 
-    Values are compared: a write to ``tensor.data`` is counted by nobody, and eager is right then, too.
+    Values are compared: a write to ``tensor.data`` is counted by nobody, and eager is right then, too. A
+    write that is counted is a change whatever it wrote (``clamp_`` in range): autograd goes by the count.
 
     Args:
-        positions: of the inputs.
-        inputs: of the run.
+        watched: inputs and outputs of the run, by their positions.
         outputs: of the run.
         on_backward: called once, with the positions of those that were changed.
 
@@ -39,14 +47,15 @@ def watch_until_backward(
     waits = [output for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None]
     if not waits:
         return False
-    before = {i: (inputs[i], inputs[i].detach().clone()) for i in positions}
+    # An output itself would keep the step that it comes from; what is detached counts the same writes.
+    before = {i: (t.detach(), t.detach().clone(), version_of(t)) for i, t in watched.items()}
     is_done = False
 
     def look(_: Tensor) -> None:
         nonlocal is_done
         if not is_done:
             is_done = True
-            changed = frozenset(i for i, (tensor, value) in before.items() if not _is_still(tensor, value))
+            changed = frozenset(i for i, known in before.items() if not _is_still(*known))
             before.clear()  # nothing of this step is kept
             on_backward(changed)
 
@@ -55,8 +64,9 @@ def watch_until_backward(
     return True
 
 
-def _is_still(tensor: Tensor, value: Tensor) -> bool:
-    return tensor.shape == value.shape and torch.equal(tensor.detach(), value)
+def _is_still(tensor: Tensor, value: Tensor, version: int | None) -> bool:
+    same = version_of(tensor) == version and tensor.shape == value.shape
+    return same and torch.equal(tensor, value)
 
 
 def with_copies(run: CompiledFn, positions: frozenset[int]) -> CompiledFn:

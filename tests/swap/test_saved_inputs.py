@@ -62,8 +62,41 @@ class Rarely(Queue):
             super().write(place, key)
 
 
+class Frozen(Queue):
+    """A queue that is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        queue = self.queue
+        del self.queue
+        self.queue = nn.Parameter(queue, requires_grad=False)
+
+
+class Temperature(Net):
+    """As in CLIP: computed anew in the backward, and held in its range by a hook before the backward."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.scale.exp() * self(x), y)
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        with torch.no_grad():
+            self.scale.clamp_(0, 4.6)
+
+
+class UnseenTemperature(Temperature):
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.scale.data.clamp_(0, 0.52)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_class", [Queue, Unseen, Rarely])
+@pytest.mark.parametrize(
+    "model_class", [Queue, Unseen, Rarely, Frozen, Temperature, UnseenTemperature], ids=lambda c: c.__name__
+)
 @pytest.mark.parametrize("scope", ["step", "auto"])
 def test_the_training_goes_on_and_is_compiled(model_class: type[Queue], scope: str) -> None:
     assert_compiled_as_eager(model_class, scope=scope)
@@ -103,16 +136,18 @@ def test_the_comparison_tells_what_only_the_compiled_backward_needs() -> None:
     assert compare(compiled, compiled, given).needed == ()
 
 
-@pytest.mark.parametrize("change", ["none", "in place", "data"])
+@pytest.mark.parametrize("change", ["none", "in place", "data", "to what it was"])
 def test_the_backward_finds_what_was_changed(change: str) -> None:
     found: list[frozenset[int]] = []
     x, w = torch.ones(3), torch.ones(3, requires_grad=True)
     one, other = w * 2, w * 3
-    assert watch_until_backward([0], [x, w], [one, other, None], found.append)
+    assert watch_until_backward({0: x}, [one, other, None], found.append)
     if change == "in place":
         x.add_(1)
     if change == "data":
         x.data.add_(1)
+    if change == "to what it was":
+        x.clamp_(0, 5)
     (one + other).sum().backward()
     assert found == [frozenset() if change == "none" else frozenset({0})]
 
@@ -120,19 +155,22 @@ def test_the_backward_finds_what_was_changed(change: str) -> None:
 def test_nothing_of_a_step_is_kept_after_its_backward() -> None:
     x, w = torch.ones(3) * 2, torch.ones(3, requires_grad=True)
     kept, y = weakref.ref(x), w * 2
-    assert watch_until_backward([0], [x], [y], lambda _: None)
+    assert watch_until_backward({0: x}, [y], lambda _: None)
     x.add_(1)
     y.sum().backward()
     del x
     assert kept() is None
 
 
-def at_work(needed: tuple[int, ...]) -> tuple[Callable[..., Any], list[str]]:
+def at_work(
+    needed: tuple[int, ...], given: Callable[[Tensor], None] = lambda x: None
+) -> tuple[Callable[..., Any], list[str]]:
     """A graph whose compiled code, which needs these inputs, tells when it runs; the first run is over."""
     captured, ran = torch.fx.symbolic_trace(lambda x, w: ((x * w).sum(),)), list[str]()
 
     def compiled(x: Tensor, w: Tensor) -> tuple[Tensor]:
         ran.append("compiled")
+        given(x)
         return ((x * w).sum(),)
 
     graph = Graph(region="one", n_ops=2)
@@ -141,7 +179,7 @@ def at_work(needed: tuple[int, ...]) -> tuple[Callable[..., Any], list[str]]:
     )
     graph.parity = Parity(agrees=True, needed=needed)
     graph.unwatched = "not here"
-    work._needed, work._instead = needed, work._before_a_backward
+    work._instead = work._before_a_backward
     return work.entry(), ran
 
 
@@ -155,6 +193,48 @@ def test_eager_answers_until_the_first_backward() -> None:
     loss.backward()
     run(torch.ones(3), w)
     assert ran == ["compiled"]
+
+
+class Both(torch.autograd.Function):
+    """Saves the sum, where eager saves what is made of it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        h = a + b
+        ctx.save_for_backward(h)
+        return h, h.sigmoid() * h.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, of_sum: Tensor, of_gate: Tensor) -> tuple[Tensor, Tensor]:
+        (h,) = ctx.saved_tensors
+        s, t = h.sigmoid(), h.tanh()
+        gradient = of_sum + of_gate * (s * (1 - s) * t + s * (1 - t * t))
+        return gradient, gradient
+
+
+def sum_and_gate(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    h = a + b
+    return h, h.sigmoid() * h.tanh()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_an_output_that_is_changed_before_the_backward_leaves_it_to_eager(changes: bool) -> None:
+    captured, graph = torch.fx.symbolic_trace(sum_and_gate), Graph(region="one", n_ops=4)
+    watch = Watch(parity="auto")
+    run = GraphAtWork(graph, captured, Both.apply, watch, lambda _: pytest.fail("not asked for")).entry()
+    expected = torch.ones(3, requires_grad=True)
+    for _ in range(3):
+        a, b = torch.ones(3, requires_grad=True), torch.ones(3)
+        for function, leaf in ((run, a), (sum_and_gate, expected)):
+            h, gate = function(leaf, b)
+            if changes:
+                h += 1
+            (h + gate).sum().backward()
+        assert graph.parity is not None
+        assert graph.parity.needed == (-1,)
+        assert torch.allclose(a.grad, expected.grad)  # type: ignore[arg-type]
+        expected.grad = None
+    assert ("is changed before the backward" in str(graph.error)) is changes
 
 
 def test_no_backward_is_not_waited_for_for_ever() -> None:
@@ -184,7 +264,17 @@ def test_runs_that_are_looked_at_later_count_too() -> None:
 
 
 def test_without_a_backward_nobody_waits() -> None:
-    assert not watch_until_backward([0], [torch.ones(3)], [torch.ones(3), 5], lambda _: pytest.fail("called"))
+    assert not watch_until_backward({0: torch.ones(3)}, [torch.ones(3), 5], lambda _: pytest.fail("called"))
+
+
+@pytest.mark.parametrize("kind", [nn.Buffer, nn.Parameter])
+def test_what_stays_as_it_is_is_copied_only_if_it_is_a_buffer(kind: Any) -> None:
+    given: list[Tensor] = []
+    run, _ = at_work((0,), given.append)
+    lasting, w = kind(torch.ones(3)), torch.ones(3, requires_grad=True)
+    run(lasting, w)[0].backward()
+    run(lasting, w)
+    assert (given[0] is lasting) is (kind is nn.Parameter)
 
 
 def test_copies_are_for_the_run_alone() -> None:

@@ -94,23 +94,23 @@ class Kept:
 
 
 class RandomState:
-    """The state of torch's default generators, those of all GPUs in use included."""
+    """The state of torch's default generators, those of all accelerators in use included."""
 
     def __init__(self) -> None:
-        self._devices = _gpus_in_use()
-        self.states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._devices)]
+        self._devices = _accelerators_in_use()
+        self.states = [torch.get_rng_state(), *map(_state_of, self._devices)]
 
     def is_same(self, other: RandomState, *, of_gpus: bool = False) -> bool:
-        """Whether no number was drawn between the two; ``of_gpus``: none of a GPU's."""
+        """Whether no number was drawn between the two; ``of_gpus``: none of an accelerator's."""
         both = zip(self.states[of_gpus:], other.states[of_gpus:], strict=False)
         return all(torch.equal(a, b) for a, b in both)
 
     def put_back(self) -> None:
         """The next numbers are those that would have come then."""
-        cpu, *gpus = self.states
+        cpu, *others = self.states
         torch.set_rng_state(cpu)
-        for device, state in zip(self._devices, gpus, strict=True):
-            torch.cuda.set_rng_state(state, device)
+        for device, state in zip(self._devices, others, strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)
 
 
 @contextmanager
@@ -123,7 +123,16 @@ def random_state_kept() -> Iterator[None]:
         before.put_back()
 
 
-def _gpus_in_use() -> list[int]:
+def _state_of(device: torch.device) -> Tensor:
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _accelerators_in_use() -> list[torch.device]:
     """All of them: a seed that is set goes to each, whichever the graph uses."""
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return list(range(torch.cuda.device_count())) if in_use else []
+    found = [torch.device("mps")] if torch.backends.mps.is_available() else []
+    for kind in ("cuda", "xpu"):
+        module = torch.get_device_module(kind)
+        if module.is_available() and module.is_initialized():
+            found += [torch.device(kind, index) for index in range(module.device_count())]
+    return found

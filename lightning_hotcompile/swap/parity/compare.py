@@ -58,7 +58,8 @@ class Parity:
     """Positions of the tensors that the graph holds by itself and changes."""
 
     needed: tuple[int, ...] = ()
-    """Positions of the inputs that the compiled backward needs as they were, and eager's does not."""
+    """Positions of inputs that the compiled backward needs as they were, and eager's does not; and of such
+    outputs, as of :func:`~lightning_hotcompile.swap.parity.difference.of_output`."""
 
     @property
     def failed(self) -> bool:

@@ -14,6 +14,9 @@ from lightning_hotcompile.swap.dynamo import agree_within_tolerance
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Relative and absolute tolerance by dtype; those of PyTorch's own training benchmark for fp32 and below."""
 
+_HAVE_64_BIT = ("cpu", "cuda")
+"""Devices that have 64-bit numbers for certain; Apple's GPUs (MPS) have none."""
+
 _AT_A_TIME = 1 << 22
 """Elements that are compared at once, so that a comparison takes next to no memory."""
 
@@ -25,7 +28,7 @@ class Run:
     ``changed`` are the positions of the inputs that the run changed in place, ``changed_held`` those of
     the tensors that the graph holds; ``random`` tells whether it drew random numbers, ``on_cpu`` whether all
     of them came from the CPU's generator, and ``drawn`` is the state of that after the forward. ``saved`` are
-    the positions of the inputs, parameters aside, that the backward needs.
+    the positions of the inputs that the backward needs, and of the outputs as of :func:`of_output`.
     """
 
     tensors: list[Tensor]
@@ -37,6 +40,11 @@ class Run:
     on_cpu: bool = False
     drawn: Tensor | None = None
     saved: tuple[int, ...] = ()
+
+
+def of_output(place: int) -> int:
+    """The position of an output, by its place among the tensors of the outputs: inputs have 0, 1, 2, ..."""
+    return -1 - place
 
 
 def flat(outputs: Any) -> Sequence[Any]:
@@ -83,6 +91,8 @@ def _gap(x: Tensor, y: Tensor) -> float:
 
 
 def _gap_of_part(x: Tensor, y: Tensor) -> Tensor:
+    if x.device.type not in _HAVE_64_BIT:
+        x, y = x.cpu(), y.cpu()
     gap = (x.to(torch.complex128 if x.is_complex() else torch.float64) - y).abs()
     both_odd = ~x.isfinite() & ~y.isfinite() & ((x == y) | (x.isnan() & y.isnan()))
     gap = torch.where(both_odd, torch.zeros_like(gap), gap)

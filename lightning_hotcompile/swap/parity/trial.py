@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
-from lightning_hotcompile.swap.parity.difference import Run, flat
+from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
 from lightning_hotcompile.swap.thread_state import put_back_after_errors
 
 _COTANGENT_SEED = 20_021
@@ -78,10 +78,9 @@ class Trial:
             random=not state.is_same(after),
             on_cpu=state.is_same(after, of_gpus=True) and not state.is_same(after),
             drawn=after.states[0],
-            saved=tuple(
-                i
-                for i, (clone, given) in enumerate(zip(clones, self._inputs, strict=True))
-                if _can_change(given) and _memory_of(clone) in saved
+            saved=(
+                *(i for i, clone in enumerate(clones) if _is_among(clone, saved)),
+                *(of_output(i) for i, output in enumerate(outputs) if _is_among(output, saved)),
             ),
         )
 
@@ -109,9 +108,9 @@ def _memory_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
-def _can_change(value: Any) -> bool:
-    """Whether a step may change an input after it was used: parameters, frozen or not, change later."""
-    return isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() > 0
+def _is_among(value: Any, memory: set[int]) -> bool:
+    """Whether a tensor that is not empty lies in one of these places."""
+    return isinstance(value, Tensor) and value.numel() > 0 and _memory_of(value) in memory
 
 
 def _version(value: Any) -> int | None:
