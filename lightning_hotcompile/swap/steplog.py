@@ -24,6 +24,7 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 
 _CALLS = "_hotcompile_log_calls"
 _LOGGING_METHODS = ("log", "log_dict")
+_OF_LIGHTNING = "/dataloader_idx_"  # what Lightning adds to names, and refuses in those of others
 _ON_STEP, _ENABLE_GRAPH, _SYNC_DIST = 2, 5, 6  # their places among the arguments after the value
 
 # The Trainer's counters behind self.global_step and self.current_epoch change from step to step:
@@ -40,7 +41,7 @@ def _log(self: LightningModule, name: str, value: Any, *args: Any, **kwargs: Any
     """Stands in for ``LightningModule.log``."""
     keep_graph = _keeps_graph(args, kwargs)
     getattr(self, _CALLS).append(("log", (name, _snapshot(value, keep_graph), *args), kwargs))
-    if not _can_wait(value):
+    if not (_is_allowed(name) and _can_wait(value)):
         _make_calls(self)
 
 
@@ -48,7 +49,7 @@ def _log_dict(self: LightningModule, dictionary: Any, *args: Any, **kwargs: Any)
     """Stands in for ``LightningModule.log_dict``."""
     keep_graph = _keeps_graph(args, kwargs)
     getattr(self, _CALLS).append(("log_dict", (_snapshot(dictionary, keep_graph), *args), kwargs))
-    if not _can_wait(dictionary):
+    if not (isinstance(dictionary, Mapping) and all(map(_is_allowed, dictionary)) and _can_wait(dictionary)):
         _make_calls(self)
 
 
@@ -95,6 +96,10 @@ def _snapshot(value: Any, keep_graph: Any) -> Any:
     return value
 
 
+def _is_allowed(name: Any) -> bool:
+    return isinstance(name, str) and _OF_LIGHTNING not in name
+
+
 def _can_wait(value: Any) -> bool:
     """Whether it makes no difference to Lightning that a value is logged at the end of the step.
 
@@ -104,7 +109,7 @@ def _can_wait(value: Any) -> bool:
     if isinstance(value, (Tensor, np.ndarray)):  # to Dynamo a NumPy number is an array
         return value.numel() == 1 if isinstance(value, Tensor) else value.ndim == 0
     if isinstance(value, Mapping):
-        return all(_can_wait(v) for v in value.values())
+        return all(not isinstance(v, Mapping) and _can_wait(v) for v in value.values())
     return isinstance(value, (int, float))
 
 

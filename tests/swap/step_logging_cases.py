@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torchmetrics
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from tests.swap.fire import Fire
@@ -433,6 +434,34 @@ class CaughtRefusal(Fire):
         loss = self.loss(batch)
         try:
             self.log("bad", "a string")
+        except ValueError:
+            self.log("good", loss)
+        return loss
+
+
+class CaughtName(Fire):
+    """The same for a name that only Lightning may give."""
+
+    most_graphs = 3
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        try:
+            self.log("bad/dataloader_idx_0", loss)
+        except MisconfigurationException:
+            self.log("good", loss)
+        return loss
+
+
+class CaughtNesting(Fire):
+    """The same for values within values."""
+
+    most_graphs = 3
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        try:
+            self.log("bad", {"a": {"b": loss}})  # type: ignore[arg-type]
         except ValueError:
             self.log("good", loss)
         return loss
