@@ -31,6 +31,7 @@ from lightning_hotcompile.session import Session
 from lightning_hotcompile.stages import TRAIN, ends_unit
 from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.trainer_facts import device_type
 
 
 class StageRun:
@@ -73,6 +74,7 @@ class StageRun:
         self._until_log: float = 0 if self._logs_every else math.inf
         self._notes: list[str] = []
         self._handed_over: Report | None = None
+        store.begin(on_cpu=device_type(module) == "cpu")
         self._memory = Memory(store, plan, config, stage)
         first = State() if declined is None else State(phase=Phase.DECLINED, reason=declined)
         self.session = Session(

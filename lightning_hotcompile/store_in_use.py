@@ -28,10 +28,13 @@ class StoreInUse:
 
         self.store: Store | None = None
 
-    def begin(self) -> Store | None:
-        """Open it; a second call gives what is open. A folder that cannot be used means no memory."""
+    def begin(self, *, on_cpu: bool = False) -> Store | None:
+        """Open it; a second call gives what is open. A folder that cannot be used means no memory.
+
+        ``on_cpu``: the Trainer uses no accelerator, so nobody else is to begin with one.
+        """
         if self.store is None and self._setting is not None:
-            self.store = open_store(self._setting)
+            self.store = open_store(self._setting, on_cpu=on_cpu)
             self._folders.clear()
         return self.store
 

@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.whole_files import UNFINISHED, WholeFiles, is_cut
 
 LEAST_FREE_BYTES = 1 << 30
 _MOST_ARMED = 50_000
+_FOLLOWS = os.utime not in os.supports_follow_symlinks  # Windows knows no times of a link itself
 _LONGEST_LINK_S = 60.0
 _LONGEST_LINK_OF_OTHERS_S = 600.0
 _USER = re.compile(r"(\d+)-\d+-[0-9a-f]+\.lock")
@@ -175,9 +176,9 @@ def _arm(folder: Path, now: float, *, alone: bool) -> None:
             if _is_over(status.st_mtime, now, alone) and _is_half(file):
                 file.unlink()
             elif inductor_paths.HEADERS in file.parts:
-                os.utime(file, follow_symlinks=False)
+                os.utime(file, follow_symlinks=_FOLLOWS)
             else:
-                os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+                os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=_FOLLOWS)
 
 
 def _is_half(file: Path) -> bool:

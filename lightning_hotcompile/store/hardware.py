@@ -60,14 +60,19 @@ class Machine:
         return digest_of(dataclasses.asdict(dataclasses.replace(self, cores=1)))
 
     @classmethod
-    def here(cls) -> Machine:
-        """The machine that runs this. Asks accelerators for their names: not before a launcher forks."""
+    def here(cls, *, on_cpu: bool = False) -> Machine:
+        """The machine that runs this.
+
+        Args:
+            on_cpu: whether only the CPU is in use. Else accelerators are asked for their names, which begins
+                their use by this process: it may not fork afterwards.
+        """
         return cls(
             cpu=_cpu_model()[:200],
             vector=torch.backends.cpu.get_cpu_capability()[:200],
             cores=usable_cores(),
             threads=torch.get_num_threads(),
-            devices=_devices(),
+            devices=() if on_cpu else _devices(),
             system=f"{platform.system()} {platform.machine()}"[:200],
         )
 

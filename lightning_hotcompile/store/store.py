@@ -40,8 +40,8 @@ DEFAULT_MAX_BYTES = 4 << 30
 """What the compiler's cache may hold; the precompiled C++ header alone has 150 MB."""
 
 
-def open_store(setting: str | Path | None) -> Store | None:
-    """The store for the option ``store``: ``"auto"``, a folder, or ``None``.
+def open_store(setting: str | Path | None, *, on_cpu: bool = False) -> Store | None:
+    """The store for the option ``store``: ``"auto"``, a folder, or ``None``; ``on_cpu`` as of :class:`Store`.
 
     A folder that cannot be used gives ``None``: the run then has no memory. For one that was asked for
     that is a warning, for the user's cache folder a log line.
@@ -49,7 +49,7 @@ def open_store(setting: str | Path | None) -> Store | None:
     if setting is None:
         return None
     try:
-        return Store(None if setting == "auto" else Path(setting))
+        return Store(None if setting == "auto" else Path(setting), on_cpu=on_cpu)
     except StoreError as error:
         message = f"{error} This run remembers nothing."
         if setting == "auto":
@@ -65,6 +65,7 @@ class Store:
     Args:
         folder: ``None`` for ``HOTCOMPILE_STORE`` or the platform's place for caches.
         machine: this machine; looked at when it is first needed.
+        on_cpu: whether only the CPU is in use, so that accelerators are not to be touched.
         lock_timeout: seconds to wait for another process before a write is left out.
         now: the clock, seconds since 1970.
 
@@ -77,6 +78,7 @@ class Store:
         folder: Path | None = None,
         *,
         machine: Machine | None = None,
+        on_cpu: bool = False,
         lock_timeout: float = 2.0,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -84,6 +86,7 @@ class Store:
         self._records = Records(self._folder, now)
         self._cache = CacheRoom(self._folder, now)
         self._given_machine = machine
+        self._on_cpu = on_cpu
         self._now = now
 
     @property
@@ -94,7 +97,7 @@ class Store:
     @cached_property
     def machine(self) -> Machine:
         """Where this process runs."""
-        return self._given_machine or Machine.here()
+        return self._given_machine or Machine.here(on_cpu=self._on_cpu)
 
     def key(self, *, plan: str, signature: str) -> ProfileKey:
         """The key of a plan and a step signature here and now: this machine, these versions."""

@@ -38,7 +38,7 @@ class LearningRates:
         groups = self._optimizer.param_groups
         self._given = [group["lr"] for group in groups]
         while len(self._tensors) < len(groups):
-            self._tensors.append(torch.zeros((), dtype=torch.float64))
+            self._tensors.append(torch.zeros((), dtype=torch.float64, device="cpu"))
             self._held.append(None)
         for i, (group, value) in enumerate(zip(groups, self._given, strict=True)):
             if isinstance(value, Tensor):

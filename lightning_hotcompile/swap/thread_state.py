@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)

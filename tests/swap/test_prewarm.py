@@ -387,6 +387,7 @@ def around(**changes: Any) -> Surroundings:
         ("auto", "inductor", {"device_memory": 2**31}, None),
         ("auto", "inductor", {"device_memory": 2**29}, "0.5 GiB of the accelerator's memory are free"),
         (True, "inductor", {"device_memory": 2**29}, None),
+        (True, "inductor", {"interpreter": False}, "needs a Python interpreter"),
     ],
 )
 def test_when_a_child_is_worth_it(prewarm: Any, backend: Any, changes: Any, reason: str | None) -> None:

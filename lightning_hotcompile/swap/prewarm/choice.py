@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class Surroundings:
     processes: int = 1
     compiled: bool = False
     device_memory: int | None = None
+    interpreter: bool = True
+    """Whether there is a Python to start; a program that was frozen would start itself."""
 
     @classmethod
     def here(
@@ -68,6 +71,7 @@ class Surroundings:
             processes=processes,
             compiled=graph_count() > 0,
             device_memory=None if device is None else free_for_others(device),
+            interpreter=bool(sys.executable) and not getattr(sys, "frozen", False),
         )
 
 
@@ -90,6 +94,8 @@ def why_not(
         return "the child process needs a POSIX system"
     if around.accelerator and around.processes > 1:
         return "several accelerators: what is compiled for one is not found by the others"
+    if not around.interpreter:
+        return "the child process needs a Python interpreter, and there is none beside this program"
     if prewarm is True:
         return None
     if _is_crowded(around) and threads_meanwhile(around) is None:

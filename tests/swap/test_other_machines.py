@@ -1,0 +1,153 @@
+"""What other machines have or lack, as far as it can be made up on a CPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hotcompile.store import compiler_cache, hardware
+from lightning_hotcompile.store.hardware import Machine
+from lightning_hotcompile.swap.cores import usable_cores
+from lightning_hotcompile.swap.optimizer_values import LearningRates
+from lightning_hotcompile.swap.parity import clones, difference
+from lightning_hotcompile.swap.parity.difference import Run, largest_difference
+from lightning_hotcompile.swap.prewarm.choice import Surroundings
+from lightning_hotcompile.swap.thread_state import ThreadState
+from tests.hot import hot
+from tests.models import Net, fit, seeded
+
+
+class FakeGenerator(types.SimpleNamespace):
+    """The random numbers of an accelerator that this machine has not."""
+
+    def __init__(self) -> None:
+        super().__init__(state=torch.tensor([1]))
+
+    def get_rng_state(self, device: Any) -> Any:
+        return self.state.clone()
+
+    def set_rng_state(self, state: Any, device: Any) -> None:
+        self.state = state
+
+
+def test_the_random_state_of_any_accelerator_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeGenerator()
+    monkeypatch.setattr(clones, "_accelerators_in_use", lambda: [torch.device("mps")])
+    monkeypatch.setattr(torch, "get_device_module", lambda device: fake)
+    with clones.random_state_kept():
+        before = clones.RandomState()
+        fake.state = torch.tensor([7])
+        assert not before.is_same(clones.RandomState(), of_gpus=True)
+    assert fake.state.tolist() == [1]
+
+
+def test_an_accelerator_without_64_bit_numbers_is_compared_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(difference, "_HAVE_64_BIT", ())
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (asked.append(1), cpu(tensor))[1])
+    one, other = (Run(tensors=[torch.tensor([1.0, x])], gradients=[], inputs=[]) for x in (2.0, 2.5))
+    assert largest_difference(one, other) == 0.5
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1), ("6400000 100000", None), ("", None)],
+)
+def test_a_container_may_have_fewer_cores(tmp_path: Path, limit: str, cores: int | None) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{limit}\n")
+    usual = usable_cores(tmp_path / "nothing here")
+    assert usable_cores(tmp_path) == min(usual, cores or usual)
+
+
+@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", ""), ("executable", None)])
+def test_a_frozen_program_is_no_interpreter(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    assert Surroundings.here(accelerator=False).interpreter
+    monkeypatch.setattr(sys, name, value, raising=False)
+    assert not Surroundings.here(accelerator=False).interpreter
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps", "xpu"])
+def test_autocast_of_each_device_is_kept(device: str) -> None:
+    before = ThreadState.now()
+    torch.set_autocast_enabled(device, True)
+    assert ThreadState.now() != before
+    before.put_back()
+    assert not torch.is_autocast_enabled(device)
+    assert ThreadState.now() == before
+
+
+def test_learning_rates_stay_on_the_cpu() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    rates = LearningRates(optimizer)
+    with torch.device("meta"):
+        rates.as_tensors()
+    assert optimizer.param_groups[0]["lr"].device.type == "cpu"
+    rates.as_given()
+
+
+def test_a_training_on_the_cpu_asks_no_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hardware, "_devices", lambda: pytest.fail("asked"))
+    callback = hot(store=str(tmp_path / "store"))
+    fit(seeded(Net), [callback])
+    assert callback.report.phase != "observing"
+    assert [file for file in (tmp_path / "store").rglob("*") if file.is_file()]
+
+
+def test_others_know_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_devices", lambda: ("Some GPU 9.0",))
+    assert Machine.here().devices == ("Some GPU 9.0",)
+    assert Machine.here(on_cpu=True).devices == ()
+
+
+def test_a_system_without_times_of_links(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    utime = os.utime
+
+    def as_on_windows(path: Any, *args: Any, follow_symlinks: bool = True, **kwargs: Any) -> None:
+        if not follow_symlinks:
+            raise NotImplementedError("utime: follow_symlinks unavailable on this platform")
+        utime(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "utime", as_on_windows)
+    monkeypatch.setattr(compiler_cache, "_FOLLOWS", True)
+    file = tmp_path / "code.py"
+    file.write_text("x = 1")
+    compiler_cache._arm(tmp_path, time.time(), alone=True)
+    assert file.exists()
+
+
+@pytest.mark.parametrize("switch", ["TORCHDYNAMO_DISABLE", "config"])
+def test_a_compiler_that_is_switched_off_is_a_reason(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    callback = hot(fused_optimizer=True)
+    if switch == "config":
+        with torch._dynamo.config.patch(disable=True):
+            fit(seeded(Net), [callback])
+    else:
+        monkeypatch.setenv(switch, "1")
+        fit(seeded(Net), [callback])
+    assert callback.report.phase == "declined"
+    assert "switched off by" in callback.report.reason
+    assert "DISABLE" in callback.report.reason
+
+
+@pytest.mark.parametrize("stance", ["force_eager", "fail_on_recompile", "eager_on_recompile"])
+def test_a_stance_that_compiles_nothing_is_waited_for(stance: str) -> None:
+    plain, model, callback = seeded(Net), seeded(Net), hot()
+    fit(plain)
+    with torch.compiler.set_stance(stance):
+        fit(model, [callback])
+    assert callback.report.phase == "observing"
+    assert f"stance is no longer '{stance}'" in callback.report.decision
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
