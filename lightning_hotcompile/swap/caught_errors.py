@@ -1,9 +1,10 @@
-"""Functions that catch what an operation may raise are left to Python, at the price of a graph break.
+"""Operations whose errors the user's code catches are left to Python, at the price of a graph break.
 
 Whether a matrix has a Cholesky factor, an index is in range or memory suffices shows when the operation runs.
 Dynamo traces it with tensors that have no data, on which it never fails: the handler is no part of the graph,
 and the error comes from the compiled code as a whole, outside of the ``try``. So a step that skips such a
-batch, or goes another way, would end the training. What such a function calls is compiled by itself.
+batch, or goes another way, would end the training. Dynamo takes up no function again within a ``try``: all of
+it runs eagerly, and what it calls is compiled by itself.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import SkipFrame
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
+from torch._dynamo.output_graph import OutputGraph
 
 from lightning_hotcompile.swap.overrides import Override
 
@@ -29,62 +29,53 @@ _TORCH = str(Path(torch.__file__).parent)
 _BY_OPERATIONS = (RuntimeError, IndexError)
 """What operations raise by what their tensors hold; errors of linear algebra and of memory are such, too."""
 
-_WHY = "It catches errors that operations raise by what their tensors hold."
 
-
-def frames_that_catch(break_the_graph: Callable[..., Any]) -> list[Override]:
+def errors_stay_caught(break_the_graph: Callable[..., Any]) -> list[Override]:
     """What Dynamo does otherwise.
 
     Args:
         break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
     """
 
-    def inlined(prior: Any, parent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if catches_operations(function.get_code(), _globals_of(function)):
-            break_the_graph(
-                gb_type="call of a function that catches errors of operations",
-                context=function.get_name(),
-                explanation=_WHY,
-                hints=[],
-            )
-        return prior(parent, function, *args, **kwargs)
-
-    def run(prior: Any, translator: Any) -> Any:
-        if catches_operations(translator.f_code, translator.f_globals):
-            raise SkipFrame(_WHY)
-        return prior(translator)
+    def create_proxy(prior: Any, output: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        if kind.startswith("call_"):
+            for frame in _frames(output.current_tx):
+                if is_caught(frame.f_code, frame.lineno, frame.f_globals):
+                    break_the_graph(
+                        gb_type="operation whose errors are caught",
+                        context=f"{frame.f_code.co_name}, line {frame.lineno}",
+                        explanation="Its error would not come to the handler of the function.",
+                        hints=[],
+                    )
+        return prior(output, kind, *args, **kwargs)
 
     return [
         Override(
-            InliningInstructionTranslator,
-            "build_inline_tracer",
-            inlined,
-            translator=lambda parent, *args, **kwargs: parent,
-        ),
-        Override(InstructionTranslator, "run", run, translator=lambda translator: translator),
+            OutputGraph, "create_proxy", create_proxy, translator=lambda output, *_, **__: output.root_tx
+        )
     ]
 
 
-def _globals_of(function: Any) -> Mapping[str, Any]:
-    try:
-        found: Mapping[str, Any] = function.get_globals()
-    except Exception:  # noqa: BLE001  # not every kind of function that Dynamo knows has them
-        return {}
-    return found
+def _frames(translator: Any) -> Iterator[Any]:
+    """That is traced now, and those that it was called from."""
+    while translator is not None:
+        yield translator
+        translator = getattr(translator, "parent", None)
 
 
-def catches_operations(code: types.CodeType, namespace: Mapping[str, Any]) -> bool:
-    """Whether a function has a handler for what an operation may raise, and goes on after it.
+def is_caught(code: types.CodeType, line: int, namespace: Mapping[str, Any]) -> bool:
+    """Whether a line of a function lies in a ``try`` that catches what an operation may raise, and goes on.
 
     Its source is read: where there is none, no handler is seen. Torch's own functions do not count.
 
     Args:
         code: of the function.
+        line: in its file.
         namespace: its globals, where the names of errors are looked up; one that is not there may be any.
     """
     if not _may_have_handlers(code) or code.co_filename.startswith(_TORCH):
         return False
-    return any(_may_catch(kind, namespace) for kind in _caught(code))
+    return any(first <= line <= last and _may_catch(kind, namespace) for first, last, kind in _caught(code))
 
 
 def _may_have_handlers(code: types.CodeType) -> bool:
@@ -92,14 +83,20 @@ def _may_have_handlers(code: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _caught(code: types.CodeType) -> tuple[ast.expr | None, ...]:
-    """What the handlers that go on name, ``None`` for one that catches all."""
+def _caught(code: types.CodeType) -> tuple[tuple[int, int, ast.expr | None], ...]:
+    """First and last line of each ``try``, and what a handler that goes on names: ``None`` if all."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except Exception:  # noqa: BLE001  # no source, or lines that are no statement by themselves (a lambda)
         return ()
-    handlers = (h for node in ast.walk(tree) if isinstance(node, ast.Try) for h in node.handlers)
-    return tuple(handler.type for handler in handlers if _goes_on(handler))
+    above = code.co_firstlineno - 1
+    return tuple(
+        (above + node.body[0].lineno, above + (node.body[-1].end_lineno or sys.maxsize), handler.type)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        for handler in node.handlers
+        if _goes_on(handler)
+    )
 
 
 def _goes_on(handler: ast.ExceptHandler) -> bool:

@@ -31,7 +31,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
-from lightning_hotcompile.swap.caught_errors import frames_that_catch
+from lightning_hotcompile.swap.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.collectives import called_by_python
 from lightning_hotcompile.swap.failures_told import FailuresTold
 from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
@@ -56,7 +56,7 @@ _break_the_graph: Callable[..., Any] = getattr(
     torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
 )
 
-_LEFT = (numpy_by_numpy, left_to_python, called_by_python, frames_that_catch)
+_LEFT = (numpy_by_numpy, left_to_python, called_by_python, errors_stay_caught)
 """What Dynamo does not stand in for, at the price of a graph break."""
 
 CompilerError: tuple[type[Exception], ...] = (

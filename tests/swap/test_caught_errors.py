@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.caught_errors import catches_operations
+from lightning_hotcompile.swap.caught_errors import is_caught
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -102,6 +103,25 @@ def test_a_handler_runs_as_without_the_callback(model_class: type[Falls], scope:
     assert model.ways == plain.ways
     assert_same(plain, model, tolerance=1e-6)
     assert [region for region in callback.report.regions if region.proven], callback.report.reason
+
+
+class AsksInTry(Net):
+    """What libraries do to find out where they are: no operation stands in the ``try``."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        try:
+            traced = torch.compiler.is_compiling()
+        except Exception:
+            traced = False
+        return loss if traced else loss * 1.0
+
+
+def test_no_operation_in_the_try_is_no_graph_break() -> None:
+    model, callback = seeded(AsksInTry), hot(scope="step", compile_optimizer=False)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert (region.graphs, callback.report.graph_breaks) == (1, 0)
 
 
 def test_what_stands_around_is_compiled() -> None:
@@ -213,15 +233,21 @@ DO_NOT = [make, of_its_own, of_python, raises_in_the_end, cleans_up, without]
 
 @pytest.mark.parametrize("function", [*CATCH, *DO_NOT], ids=lambda f: f.__name__)
 def test_which_handlers_count(function: Callable[..., Any]) -> None:
-    assert catches_operations(function.__code__, globals()) is (function in CATCH)
+    lines = {line for *_, line in function.__code__.co_lines() if line is not None}
+    caught = {line for line in lines if is_caught(function.__code__, line, globals())}
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    expected = {line for line in lines if function in CATCH and "torch.ones(1)" in source[line - 1]}
+    assert caught == expected
 
 
 def test_without_source_no_handler_is_seen() -> None:
     space: dict[str, Any] = {"torch": torch}
     exec("def made():\n    try:\n        return torch.ones(1)\n    except RuntimeError:\n        pass", space)
     linecache.checkcache()
-    assert not catches_operations(space["made"].__code__, space)
+    assert not is_caught(space["made"].__code__, 3, space)
 
 
 def test_torchs_own_functions_do_not_count() -> None:
-    assert not catches_operations(torch.nn.Module._call_impl.__code__, vars(torch.nn.modules.module))
+    code = torch.nn.Module._call_impl.__code__
+    lines = range(code.co_firstlineno, code.co_firstlineno + 200)
+    assert not any(is_caught(code, line, vars(torch.nn.modules.module)) for line in lines)
