@@ -15,6 +15,7 @@ from lightning_hotcompile.plan.obstacles import differentiates_twice
 from lightning_hotcompile.plan.planner import CompilePlan, other_scopes, plan_compile
 from lightning_hotcompile.stages import STEP_METHOD, TRAIN
 from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.parity.clones import random_state_kept
 from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.swap.stance import why_off
 from lightning_hotcompile.swap.witness import check_backend
@@ -109,18 +110,19 @@ def plan_for(
     train = stage == TRAIN
     if train:
         _refuse_graphs_that_accumulate(config, trainer_facts.accumulation(trainer))
-    return plan_compile(
-        module,
-        scope=config.scope,
-        targets=config.targets,
-        keep_eager=config.keep_eager,
-        compile_anyway=config.compile_anyway,
-        compile_optimizer=_compile_optimizer(trainer, config),
-        optimizers=trainer.optimizers if train else (),
-        fused_optimizer=uses_fused_optimizers(trainer, config) if fused is None else fused,
-        fullgraph=config.fullgraph,
-        step=STEP_METHOD[stage],
-    )
+    with random_state_kept():  # a module may draw its weights where its description reads them, as Pyro's do
+        return plan_compile(
+            module,
+            scope=config.scope,
+            targets=config.targets,
+            keep_eager=config.keep_eager,
+            compile_anyway=config.compile_anyway,
+            compile_optimizer=_compile_optimizer(trainer, config),
+            optimizers=trainer.optimizers if train else (),
+            fused_optimizer=uses_fused_optimizers(trainer, config) if fused is None else fused,
+            fullgraph=config.fullgraph,
+            step=STEP_METHOD[stage],
+        )
 
 
 def other_plans(

@@ -45,6 +45,28 @@ def test_a_model_that_cannot_describe_itself_is_compiled(scope: str) -> None:
     assert_same(plain, model)
 
 
+class DrawsWhenDescribed(nn.Linear):
+    """Has a weight that is drawn whenever it is read, as a module of Pyro's."""
+
+    def extra_repr(self) -> str:
+        return f"mean={torch.randn(3).mean():.1f}"
+
+
+class Bayesian(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.drop = nn.Sequential(DrawsWhenDescribed(16, 16), nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("scope", ["step", "regions", "auto"])
+def test_planning_draws_no_random_numbers(scope: str) -> None:
+    plain, model = seeded(Bayesian), seeded(Bayesian)
+    fit(plain)
+    fit(model, [hot(scope=scope, threshold=1000)])
+    assert_same(plain, model, tolerance=0)
+
+
 class WithTestStep(Net):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.loss(batch)
