@@ -60,7 +60,9 @@ class Flip:
         self._now = now
         self._peak_at_flip: float | None = None
         self._told = (0, 0)
-        self._is_lost = False
+        self.is_lost = False
+        """Whether nothing was left that could be used when :meth:`failure` was asked last."""
+        self._compile_s = 0.0
         self.recompile_reason: str | None = None
         self._paused = False
         self._seen = (0, 0)
@@ -160,7 +162,7 @@ class Flip:
         self.installation.gate.open(lane, left_out)
 
     def close(self) -> tuple[bool, bool]:
-        """A step ended: whether compiled code ran, wherever there is any; whether any was made or failed."""
+        """A step ended: whether compiled code ran, wherever there is any; whether it compiled or failed."""
         self._let_batch_go()
         self.installation.gate.close()
         self.ahead.end_step()
@@ -169,7 +171,8 @@ class Flip:
         before, self._told = self._told, self.installation.happened
         if self._told[1] > before[1]:
             self._tell_new_graphs(before[1])
-        return ran, self._told != before
+        compiled_s, self._compile_s = self._compile_s, self.installation.timer.seconds
+        return ran, self._told != before or self._compile_s > compiled_s
 
     def _tell_new_graphs(self, told: int) -> None:
         graphs = self.installation.witness.graphs
@@ -181,8 +184,8 @@ class Flip:
 
     @property
     def has_news(self) -> bool:
-        """Whether something was compiled or failed since :meth:`failure` was asked last, or all failed."""
-        return self._seen != self.installation.happened or (self._is_lost and self.in_place)
+        """Whether something was compiled or failed since :meth:`failure` was asked last."""
+        return self._seen != self.installation.happened
 
     def failure(self) -> str | None:
         """Why nothing of this installation can be used any longer; single regions are taken out."""
@@ -191,8 +194,8 @@ class Flip:
             return None
         for name, reason in self.installation.drop_failed():
             self._story.fell_back(name, reason)
-        self._is_lost = not self.installation.anything_left
-        return _nothing_left(self.installation.first_error) if self._is_lost else None
+        self.is_lost = not self.installation.anything_left
+        return _nothing_left(self.installation.first_error) if self.is_lost else None
 
     def why_useless(self) -> str | None:
         """Why another signature need not be compiled: all regions have failed; ``None`` if one has not."""

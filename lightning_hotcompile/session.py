@@ -165,7 +165,7 @@ class Session:
         self.watch.end_recording()
         ran, new = self.flip.close()
         missed = lane is not Lane.EAGER and not ran
-        record.stalled |= new or (missed and lane is Lane.COMPILE)
+        record.stalled |= new
         record.compiled = lane is not Lane.EAGER and ran
         record.disturbed |= new or missed
         if record.without is not None:
@@ -181,7 +181,7 @@ class Session:
     def _is_at_rest(self, track: Track) -> bool:
         """Whether nothing can change for this signature, so that its step need not be looked at."""
         phase = track.state.phase
-        at_rest = phase is Phase.STEADY or phase is Phase.DECLINED
+        at_rest = (phase is Phase.STEADY and not self.flip.is_lost) or phase is Phase.DECLINED
         if phase is Phase.REVERTED and not track.state.may_retry:
             at_rest = not self._together.several
         return at_rest and track.failure is None and not self.flip.has_news

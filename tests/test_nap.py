@@ -218,6 +218,24 @@ def test_a_stance_that_forces_eager_for_a_while_ends_nothing(since: int, conside
     assert 500 - since - 40 - 2 * NAP < runs <= 500 - 40
 
 
+def test_steps_are_slept_through_after_all_has_failed(considered: Looks) -> None:
+    """Those that had compiled code do not come back, so nobody takes it out."""
+    made: list[Any] = []
+
+    def only_the_first_works(graph: Any, inputs: Any, **_: Any) -> Any:
+        made.append(graph)
+        if len(made) > 1:
+            raise RuntimeError("no such instruction")
+        return graph.forward
+
+    callback = hot(
+        backend=only_the_first_works, on_error="eager", scope="step", compile_optimizer=False, dynamic=False
+    )
+    train([8] * 80 + [4] * 600, [callback])
+    assert [e.get("phase") for e in callback.report.events].count("flipping") == 2
+    assert len([step for step in considered if step > 200]) <= 2 + 480 // (NAP + 1)
+
+
 def declined(**options: Any) -> Any:
     """A callback that compiles nothing, since it does not pay."""
     return hot(**{"cost_gate": True, "backend": "inductor", "store": None, **options})

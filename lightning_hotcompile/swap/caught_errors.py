@@ -13,8 +13,8 @@ import ast
 import builtins
 import functools
 import inspect
+import os
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,12 +22,16 @@ from typing import Any
 
 import torch
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.resume_execution import ContinueExecutionCache
 
 from lightning_hotcompile.swap.overrides import Override
 
-_TORCH = str(Path(torch.__file__).parent)
-_BY_OPERATIONS = (RuntimeError, IndexError)
-"""What operations raise by what their tensors hold; errors of linear algebra and of memory are such, too."""
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
+"""What operations raise by what their tensors hold; errors of linear algebra and of memory are such, too.
+
+``assert`` on a tensor is an operation of the graph.
+"""
 
 
 def errors_stay_caught(break_the_graph: Callable[..., Any]) -> list[Override]:
@@ -73,9 +77,16 @@ def is_caught(code: types.CodeType, line: int, namespace: Mapping[str, Any]) -> 
         line: in its file.
         namespace: its globals, where the names of errors are looked up; one that is not there may be any.
     """
+    code = _as_written(code)
     if not _may_have_handlers(code) or code.co_filename.startswith(_TORCH):
         return False
     return any(first <= line <= last and _may_catch(kind, namespace) for first, last, kind in _caught(code))
+
+
+def _as_written(code: types.CodeType) -> types.CodeType:
+    """The user's function, of which Dynamo has made one that goes on after a graph break."""
+    made = ContinueExecutionCache.generated_code_metadata.get(code)
+    return code if made is None else made.code
 
 
 def _may_have_handlers(code: types.CodeType) -> bool:
@@ -86,10 +97,12 @@ def _may_have_handlers(code: types.CodeType) -> bool:
 def _caught(code: types.CodeType) -> tuple[tuple[int, int, ast.expr | None], ...]:
     """First and last line of each ``try``, and what a handler that goes on names: ``None`` if all."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        lines, first = inspect.getsourcelines(code)
+        # Not dedented: a comment, or a line of a string, may begin at the margin.
+        tree = ast.parse("if True:\n" + "".join(lines) if lines[0][:1].isspace() else "\n" + "".join(lines))
     except Exception:  # noqa: BLE001  # no source, or lines that are no statement by themselves (a lambda)
         return ()
-    above = code.co_firstlineno - 1
+    above = first - 2
     return tuple(
         (above + node.body[0].lineno, above + (node.body[-1].end_lineno or sys.maxsize), handler.type)
         for node in ast.walk(tree)

@@ -155,8 +155,8 @@ class GraphAtWork:
         self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
         self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
         self._waited += 1
-        if self._waited > RUNS_WATCHED:  # nobody has said that they stay as they are
-            self._decide(frozenset(needed) - self._fixed)
+        if self._waited > RUNS_WATCHED:  # nobody has said that they stay as they are; parameters mostly do
+            self._decide(frozenset(self._seen) - self._fixed)
         elif not watch_until_backward(needed, flat(outputs), self._decide):
             self._decide(frozenset())
         return outputs

@@ -9,6 +9,7 @@ tells whether they are still as they were.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.difference import of_output
 
 
@@ -48,7 +50,10 @@ def watch_until_backward(
     if not waits:
         return False
     # An output itself would keep the step that it comes from; what is detached counts the same writes.
-    before = {i: (t.detach(), t.detach().clone(), version_of(t)) for i, t in watched.items()}
+    values = _copies(list(watched.values()))
+    before = {
+        i: (t.detach(), value, version_of(t)) for (i, t), value in zip(watched.items(), values, strict=True)
+    }
     is_done = False
 
     def look(_: Tensor) -> None:
@@ -64,9 +69,23 @@ def watch_until_backward(
     return True
 
 
-def _is_still(tensor: Tensor, value: Tensor, version: int | None) -> bool:
-    same = version_of(tensor) == version and tensor.shape == value.shape
-    return same and torch.equal(tensor, value)
+def _copies(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Their values as they are; none where memory is short: then only writes that are counted are seen."""
+    if why_memory_is_short(tensors, 1.0) is None:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return [tensor.detach().clone() for tensor in tensors]
+    return [None] * len(tensors)
+
+
+def _is_still(tensor: Tensor, value: Tensor | None, version: int | None) -> bool:
+    if version_of(tensor) != version:
+        return False
+    return value is None or (tensor.shape == value.shape and _are_equal(tensor, value))
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether they hold the same numbers, NaN in the same places."""
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def with_copies(run: CompiledFn, positions: frozenset[int]) -> CompiledFn:

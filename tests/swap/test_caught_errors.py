@@ -49,6 +49,36 @@ class Falls(Net):
         return batch
 
 
+class BreaksBefore(Falls):
+    """The graph breaks in the same function, before the handler."""
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        loss = loss * 2
+        torch._dynamo.graph_break()
+        loss = loss / 2
+        try:
+            factor = torch.linalg.cholesky(matrix)
+        except RuntimeError:
+            self.ways.append("other")
+            factor = torch.linalg.cholesky(matrix.abs() + 1e6 * torch.eye(3))
+        else:
+            self.ways.append("usual")
+        return loss + 0.1 * factor.tanh().sum()
+
+
+class Asserts(Falls):
+    """An assertion on a tensor is an operation, too."""
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        try:
+            assert matrix[0, 0] > 0
+        except AssertionError:
+            self.ways.append("other")
+            return loss * 0.5
+        self.ways.append("usual")
+        return loss
+
+
 class Skips(Falls):
     """The same handler around all of the step."""
 
@@ -93,7 +123,7 @@ class Table(nn.Module):
 
 
 @pytest.mark.parametrize("scope", ["step", "auto", "regions"])
-@pytest.mark.parametrize("model_class", [Falls, Skips, Looks])
+@pytest.mark.parametrize("model_class", [Falls, BreaksBefore, Asserts, Skips, Looks])
 def test_a_handler_runs_as_without_the_callback(model_class: type[Falls], scope: str) -> None:
     plain, model = seeded(model_class), seeded(model_class)
     callback = hot(scope=scope, compile_optimizer=False, on_error="eager")
@@ -143,6 +173,16 @@ def bare() -> Any:
 def everything() -> Any:
     try:
         return torch.ones(1)
+    except Exception:
+        return None
+
+
+def commented() -> Any:
+    text = """
+at the margin"""
+    # and a comment there
+    try:
+        return torch.ones(1), text
     except Exception:
         return None
 
@@ -227,7 +267,7 @@ def without() -> Any:
         return torch.ones(1)
 
 
-CATCH = [bare, everything, several, sometimes, by_a_variable, by_a_tuple, make()]
+CATCH = [bare, everything, commented, several, sometimes, by_a_variable, by_a_tuple, make()]
 DO_NOT = [make, of_its_own, of_python, raises_in_the_end, cleans_up, without]
 
 
