@@ -332,6 +332,8 @@ class TestSecondSignature:
         assert phases.count("flipping") == 2, phases
         assert phases.count("steady") == 1
         assert callback.report.phase == "reverted"
+        of_second, of_first = [e["step"] for e in callback.report.events if e["kind"] == "reverted"]
+        assert of_second <= 66 == of_first, "the first step that comes back"
         assert "not right: differs from eager by up to" in callback.report.reason
 
 
