@@ -67,7 +67,7 @@ class TestProfiles:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looks: list[int] = []
-        monkeypatch.setattr(store_module.Machine, "here", lambda: looks.append(1) or MACHINE)
+        monkeypatch.setattr(store_module.Machine, "here", lambda on_cpu: looks.append(1) or MACHINE)
         store = store_in(tmp_path, machine=None)
         store.remember(profile())
         assert store.find(key()) is not None
