@@ -157,6 +157,7 @@ class Flip:
         """
         self.installation.witness.armed = armed
         self._runs_before = self.installation.witness.total_runs
+        self._compile_s = self.installation.timer.seconds
         self.installation.gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
         left_out = self.installation.parts.get(without, NO_REGION) if without else NO_REGION
         self.installation.gate.open(lane, left_out)
@@ -171,8 +172,7 @@ class Flip:
         before, self._told = self._told, self.installation.happened
         if self._told[1] > before[1]:
             self._tell_new_graphs(before[1])
-        compiled_s, self._compile_s = self._compile_s, self.installation.timer.seconds
-        return ran, self._told != before or self._compile_s > compiled_s
+        return ran, self._told != before or self.installation.timer.seconds > self._compile_s
 
     def _tell_new_graphs(self, told: int) -> None:
         graphs = self.installation.witness.graphs

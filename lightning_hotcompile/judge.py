@@ -14,7 +14,7 @@ from lightning_hotcompile.stages import TRAIN
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.installation import OPTIMIZER
-from lightning_hotcompile.swap.stance import stance_against_compiling
+from lightning_hotcompile.swap.stance import stance_against_compiling, why_off
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.structure import untraceable_in
 from lightning_hotcompile.weighing import Weighing
@@ -183,6 +183,8 @@ class Judge:
         flipped, limit = self._watch.tracks.flipped(), self._config.max_signatures
         if flipped >= limit and not track.state.flips:
             return f"max_signatures={limit} is reached"
+        if (switch := why_off()) is not None:
+            return f"torch.compile is switched off by {switch}"
         if (failure := self._flip.why_useless()) is not None:
             return failure
         if self._watch.differentiates_twice:

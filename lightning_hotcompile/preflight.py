@@ -17,7 +17,6 @@ from lightning_hotcompile.stages import STEP_METHOD, TRAIN
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.parity.clones import random_state_kept
 from lightning_hotcompile.swap.ranks import Ranks
-from lightning_hotcompile.swap.stance import why_off
 from lightning_hotcompile.swap.witness import check_backend
 from lightning_hotcompile.switch import is_switched_off
 
@@ -52,8 +51,6 @@ def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
     """Why nothing is watched in this run, or ``None``."""
     if is_switched_off():
         return "HOTCOMPILE=off"
-    if (switch := why_off()) is not None:
-        return f"torch.compile is switched off by {switch}"
     place = differentiates_twice(module)
     if place is not None:
         return f"{place} asks for create_graph: compiled code has no second derivative"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -64,6 +65,18 @@ def loader(n: int = 96, batch_size: int = 8, seed: int = 0) -> DataLoader:
     x = torch.randn(n, 8, generator=generator)
     y = torch.randint(0, 3, (n,), generator=generator)
     return DataLoader(TensorDataset(x, y), batch_size)
+
+
+class Batches(torch.utils.data.IterableDataset[Any]):
+    """Batches of given sizes, in this order."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        for n in self.sizes:
+            yield torch.randn(n, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)
 
 
 def make_trainer(callbacks: list[Any] | None = None, **options: Any) -> pl.Trainer:

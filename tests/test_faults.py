@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lightning_hotcompile.swap.parity import trial
 from lightning_hotcompile.swap.parity.captured import tensors_of
 from tests.functions import WrongGradient, from_run
 from tests.hot import assert_same, hot
-from tests.models import Net, fit, seeded, weights
+from tests.models import Batches, Net, fit, seeded, weights
 
 SCOPES = ["step", "regions"]
 
@@ -279,18 +279,6 @@ class TestMemory:
         assert "not compared for lack of memory: CUDA out of memory" in callback.report.parity
 
 
-class Lengths(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
-    """Batches of these sizes."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    def __iter__(self) -> Iterator[Any]:
-        made = torch.Generator().manual_seed(0)
-        for n in self.sizes:
-            yield torch.randn(n, 8, generator=made), torch.randint(0, 3, (n,), generator=made)
-
-
 class TestSecondSignature:
     """What one kind of step has shown of the compiled code holds for the others."""
 
@@ -299,7 +287,7 @@ class TestSecondSignature:
     @pytest.mark.parametrize("sizes", [[8, 4] * 10, [8] * 12 + [4] * 12], ids=["in turns", "one by one"])
     def test_is_not_compiled_where_nothing_is_left(self, sizes: list[int], name: str, scope: str) -> None:
         backend, reason = FAULTS[name]
-        batches = DataLoader(Lengths(sizes), batch_size=None)
+        batches = DataLoader(Batches(sizes), batch_size=None)
         callback = train(
             hot(backend=backend, scope=scope, on_error="eager", compile_optimizer=False), train=batches
         )
@@ -317,7 +305,7 @@ class TestSecondSignature:
             made.append(graph)
             return graph.forward if len(made) == 1 else FAULTS["wrong values"][0](graph, inputs, **given)
 
-        batches = DataLoader(Lengths([8] * 60 + [4] * 6 + [8] * 20), batch_size=None)
+        batches = DataLoader(Batches([8] * 60 + [4] * 6 + [8] * 20), batch_size=None)
         callback = train(
             hot(
                 backend=wrong_from_the_second_graph_on,

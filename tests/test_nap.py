@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from lightning_hotcompile.session import Session
 from lightning_hotcompile.tracks import SOON
 from lightning_hotcompile.weighing import Weighing
 from tests.hot import hot
-from tests.models import Net, fit, loader, make_trainer, seeded
+from tests.models import Batches, Net, fit, loader, make_trainer, seeded
 
 
 class Looks(list[int]):
@@ -41,18 +40,6 @@ def considered(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
     monkeypatch.setattr(Session, "consider_step", consider)
     return steps
-
-
-class Batches(torch.utils.data.IterableDataset[Any]):
-    """Batches of given sizes, in this order."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(0)
-        for n in self.sizes:
-            yield torch.randn(n, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)
 
 
 def train(sizes: list[int], callbacks: list[pl.Callback], **options: Any) -> pl.Trainer:
@@ -234,6 +221,17 @@ def test_steps_are_slept_through_after_all_has_failed(considered: Looks) -> None
     train([8] * 80 + [4] * 600, [callback])
     assert [e.get("phase") for e in callback.report.events].count("flipping") == 2
     assert len([step for step in considered if step > 200]) <= 2 + 480 // (NAP + 1)
+
+
+def test_what_is_compiled_between_two_steps_is_not_the_steps(considered: Looks) -> None:
+    class CompilesItsOwn(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 20:
+                torch.compile(lambda x: x.sin() * 2, backend="eager")(torch.ones(3))
+
+    callback = hot(backend="eager", scope="step", compile_optimizer=False)
+    train([8] * 30, [callback, CompilesItsOwn()])
+    assert [s.step for s in callback.report.samples if s.note == "stalled"] == [4]
 
 
 def declined(**options: Any) -> Any:

@@ -132,7 +132,7 @@ PRIVATE_TORCH = {
     "swap.python_state": {"torch._dynamo"},
     # The stance that the user has set.
     "swap.stance": {"torch._dynamo", "_stance"},
-    # Which functions it traces.
+    # Which operations it traces, and in which functions.
     "swap.caught_errors": {"torch._dynamo"},
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},

@@ -134,7 +134,7 @@ def _found(name: ast.expr, namespace: Mapping[str, Any]) -> Iterator[Any]:
         path.insert(0, name.attr)
         name = name.value
     try:
-        found = {**vars(builtins), **namespace}[name.id]  # type: ignore[attr-defined]
+        found = (namespace if name.id in namespace else vars(builtins))[name.id]  # type: ignore[attr-defined]
         for part in path:
             found = getattr(found, part)
     except Exception:  # noqa: BLE001  # a call, a local variable, a module's __getattr__

@@ -139,6 +139,7 @@ def test_a_compiler_that_is_switched_off_is_a_reason(monkeypatch: pytest.MonkeyP
     assert callback.report.phase == "declined"
     assert "switched off by" in callback.report.reason
     assert "DISABLE" in callback.report.reason
+    assert callback.report.fused, "what needs no compiler is tried all the same"
 
 
 @pytest.mark.parametrize("stance", ["force_eager", "fail_on_recompile", "eager_on_recompile"])
