@@ -28,7 +28,8 @@ from lightning_hotcompile.session import Session
 from lightning_hotcompile.stage_run import StageRun
 from lightning_hotcompile.stages import TRAIN
 from lightning_hotcompile.store_in_use import StoreInUse
-from lightning_hotcompile.verdicts import CHECKPOINT_KEY, to_keep, why_not_again
+from lightning_hotcompile.trainer_facts import device_type
+from lightning_hotcompile.verdicts import CHECKPOINT_KEY, circumstances, to_keep, why_not_again
 
 
 class HotCompile(EvaluationHooks):
@@ -113,6 +114,9 @@ class HotCompile(EvaluationHooks):
         self._events = EventLog(event_log)
         self._reports: dict[str, Report] = {}
         self._resumed: dict[str, Any] = {}
+        self._depends_on: dict[str, Any] = {}
+        """On what the verdict on the training depends."""
+
         self._obeyed: dict[str, Any] = {}
         """The verdict of an earlier run that has declined this one, for the run that resumes it in turn."""
 
@@ -206,7 +210,7 @@ class HotCompile(EvaluationHooks):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep what a resumed run has to know: the verdict on this plan, in plain types."""
-        kept = to_keep(self._runs.get(TRAIN), self._ended) or self._obeyed
+        kept = to_keep(self._runs.get(TRAIN), self._ended, self._depends_on) or self._obeyed
         if kept:
             checkpoint[CHECKPOINT_KEY] = dict(kept)
 
@@ -255,7 +259,9 @@ class HotCompile(EvaluationHooks):
         plan = None if reason else plan_for(trainer, module, self.config, stage)
         if plan is not None and stage == TRAIN:
             then, self._resumed = self._resumed, {}
-            reason = why_not_again(then, plan.digest)
+            on_cpu = device_type(module) == "cpu"
+            self._depends_on = circumstances(self.config, plan, precision=trainer.precision, on_cpu=on_cpu)
+            reason = why_not_again(then, self._depends_on)
             self._obeyed = then if reason else {}
         if plan is not None and plan.is_empty:
             reason = f"nothing to compile in {type(module).__name__} (scope {plan.scope}: {plan.reason})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch.optim import Optimizer
 
@@ -87,6 +87,7 @@ class FusedWatch:
             due = [each for each in self._waiting if each.is_due(steps)]
             if due and is_quiet():
                 self._waiting = [each for each in self._waiting if each not in due]
+                _wait_no_longer(due)
                 self._begin(due)
         self._updates = sum(each.step.updates for each in self._undecided)
 
@@ -183,9 +184,7 @@ class FusedWatch:
         """Give all optimizers back the step that they had."""
         for step in (*(each.step for each in self._on_trial), *self._put_off):
             step.take_out()
-        for waiting in self._waiting or ():
-            if waiting.until_update is not None:
-                waiting.until_update.end()
+        _wait_no_longer(self._waiting or ())
 
     def saved_s(self, compiled_runs: Callable[[str], int]) -> float | None:
         """Seconds that kernels have saved, less what all trials took; ``None`` where none is in use.
@@ -217,6 +216,12 @@ class FusedWatch:
             if late.is_put_off:
                 kind = type(late.optimizer).__name__
                 yield f"torch's fused kernel was not tried for {late.name} ({kind}): it made no update"
+
+
+def _wait_no_longer(waiting: Iterable[Waiting]) -> None:
+    for each in waiting:
+        if each.until_update is not None:
+            each.until_update.end()
 
 
 def _not_faster(ratio: Ratio | None, min_speedup: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import torch
@@ -13,11 +12,14 @@ from lightning_hotcompile.plan.compile_cost import assumed_compile_s, expected_c
 from lightning_hotcompile.plan.forecast import WARM_SHARE, Expectation, expected_speedup
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.prior import OpStatistics
+from lightning_hotcompile.plan_key import key_of
 from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.store.profiles import Profile, utc_now
 from lightning_hotcompile.store.samples import CompileSample
 from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.watch.signature import StepSignature
+
+_MOST_ASKED = 256  # step signatures: batches may be other ones in each step, for ever
 
 
 class Memory:
@@ -42,7 +44,7 @@ class Memory:
         self._keeps_code = _keeps_code(config.backend)
         self._min_speedup = config.min_speedup
         self._mode = "max-autotune" if config.times_kernels else None  # or by an option of that name
-        self._key = _digest(plan, config, stage)
+        self._key = key_of(plan, config, stage)
         self._known: dict[StepSignature, Profile | None] = {}
         self._samples: tuple[CompileSample, ...] | None = None
 
@@ -64,13 +66,16 @@ class Memory:
         return self._asked is not None and self._keeps_code and self._found(signature) is None
 
     def _found(self, signature: StepSignature) -> Profile | None:
-        """The disk is asked once for each."""
+        """The disk is asked once for each, and no longer once so many were unknown: they never come back."""
         if self._asked is None:
             return None
-        if signature not in self._known:
-            key = self._asked.key(plan=self._key, signature=signature.digest)
-            self._known[signature] = self._asked.find(key)
-        return self._known[signature]
+        if signature in self._known:
+            return self._known[signature]
+        if len(self._known) >= _MOST_ASKED:
+            return None
+        key = self._asked.key(plan=self._key, signature=signature.digest)
+        self._known[signature] = found = self._asked.find(key)
+        return found
 
     def has_code_of(self, signature: StepSignature, plan: str) -> bool:
         """Whether an earlier run has compiled this plan for this signature, and there is any compiled code.
@@ -260,20 +265,3 @@ class Memory:
 def _keeps_code(backend: object) -> bool:
     """Whether what a run compiles is there for the next one."""
     return backend == "inductor"
-
-
-def _digest(plan: CompilePlan, config: HotCompileConfig, stage: str) -> str:
-    backend = config.backend if isinstance(config.backend, str) else getattr(config.backend, "__name__", "")
-    options = sorted((config.options or {}).items(), key=lambda item: item[0])
-    parts = (
-        plan.digest,
-        stage,
-        config.scope,
-        config.compile_optimizer,
-        backend,
-        config.mode,
-        options,
-        config.dynamic,
-        config.random,
-    )
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

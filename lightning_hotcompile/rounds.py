@@ -200,6 +200,8 @@ class Rounds:
     def _return_to(self, best: _Result, track: Track, worse: _Result) -> None:
         self.now.flip.take_out()
         tried = f"scope {worse.round.plan.name} was tried: {worse.speedup:.2f}x"
+        if _were_compared(worse, best):  # so the ratios, each to eager steps of its own, are not what decided
+            tried += ", but no faster than this one when they took turns"
         self._take_up(best, track, f"{best.state.reason}; {tried}")
         self.now.flip.go_on()
         self._story.entered(str(track.phase), track.state.reason)
@@ -241,9 +243,19 @@ class Rounds:
 def _is_better(result: _Result, best: _Result) -> bool:
     """Whether a later plan takes the place of the best one before it.
 
-    One that is the same with more optimizers was held against it directly, while it was refined.
+    One that is the same with more optimizers has to have been held against it directly.
     """
-    are_in_use = result.state.phase is best.state.phase is Phase.STEADY
-    if are_in_use and result.round.plan.is_more_than(best.round.plan):
-        return result.state.refined and OPTIMIZER in result.round.flip.installation.parts
+    if _is_more(result, best):
+        return _were_compared(result, best) and OPTIMIZER in result.round.flip.installation.parts
     return result.speedup > best.speedup * CLEARLY_BETTER
+
+
+def _is_more(result: _Result, best: _Result) -> bool:
+    """Whether it is the same with more optimizers, and both are in use."""
+    are_in_use = result.state.phase is best.state.phase is Phase.STEADY
+    return are_in_use and result.round.plan.is_more_than(best.round.plan)
+
+
+def _were_compared(result: _Result, best: _Result) -> bool:
+    """Whether steps with and without these optimizers took turns, while the plan was refined."""
+    return result.state.refined and _is_more(result, best)

@@ -121,8 +121,9 @@ class SideGains:
         return changed
 
     def finish(self) -> None:
-        """Change back what ends with the fit."""
-        self.fused.finish()
+        """Change back what ends with the fit; of what was replaced, too, what lay under a compiled step."""
+        for watch in (*self._before, self.fused):
+            watch.finish()
 
     def in_words(self) -> Iterator[str]:
         """What was found, for a receipt."""

@@ -479,6 +479,42 @@ class TestLifecycle:
         assert again.report.phase == "declined"
         assert "before" in again.report.reason
 
+    @pytest.mark.parametrize(
+        "change",
+        [{"min_speedup": 98.0}, {"backend": "eager"}, {"precision": "bf16-mixed"}],
+        ids=str,
+    )
+    def test_it_says_nothing_about_other_options(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        trainer = fit(seeded(Net), [hot(min_speedup=99.0)])
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        options = {name: value for name, value in change.items() if name == "precision"}
+        again = hot(**{"min_speedup": 99.0, **{k: v for k, v in change.items() if k not in options}})
+        trainer = make_trainer([again], max_epochs=8, **options)
+        trainer.fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        assert again.report.phase == "reverted", again.report.reason
+
+    def test_it_says_nothing_about_another_machine(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trainer = fit(seeded(Net), [hot(min_speedup=99.0)])
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        monkeypatch.setattr("lightning_hotcompile.store.hardware._cpu_model", lambda: "another one")
+        again = hot(min_speedup=99.0)
+        make_trainer([again], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        assert again.report.phase == "reverted", again.report.reason
+
+    def test_what_failed_is_tried_again(self, tmp_path: Path) -> None:
+        def fails(*_: Any) -> Any:
+            raise RuntimeError("no compiler")
+
+        first = hot(backend=fails, on_error="eager")
+        trainer = fit(seeded(Net), [first])
+        assert first.report.phase == "reverted"
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        again = hot(backend=fails, on_error="eager")
+        make_trainer([again], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        assert again.report.phase == "reverted", again.report.reason
+
     def test_the_verdict_is_kept_when_a_finder_loads_a_checkpoint_of_its_own(self, tmp_path: Path) -> None:
         callback = hot(min_speedup=99.0)
         trainer = fit(seeded(Net), [callback])

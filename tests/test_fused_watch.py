@@ -303,6 +303,25 @@ def test_when_it_is_decided(
     assert "step" not in vars(optimizer)
 
 
+def test_a_late_update_may_have_hooks_of_others(made_up: Callable[[float], None]) -> None:
+    made_up(3.0)
+    weight, calls = nn.Parameter(torch.ones(3)), list[int]()
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    watch = FusedWatch([optimizer], wanted=True, after=2, min_speedup=1.02, memory=FusedMemory(None))
+    for step in range(100):
+        watch.begin_step(step, lambda: True)
+        if step == 3 * MOST_IDLE:
+            optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        if step >= 4 * MOST_IDLE:
+            weight.grad = torch.ones(3)
+            optimizer.step()
+        watch.end_step()
+    assert len(calls) == 100 - 4 * MOST_IDLE
+    assert [found.kept for found in watch.report()] == [True]
+    watch.finish()
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+
+
 def test_nothing_is_said_to_be_saved_before_it_is_kept(three_times_faster: None) -> None:
     callback = quiet()
     fit(seeded(Net), [callback], max_steps=5 + 1 + LOOKS[0], max_epochs=-1)  # in the middle of the trial

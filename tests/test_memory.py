@@ -24,6 +24,7 @@ from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.store_in_use import StoreInUse
 from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.prewarm import choice
+from lightning_hotcompile.watch.signature import SignatureReader
 from lightning_hotcompile.weighing import Weighing
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
@@ -554,6 +555,21 @@ def test_a_store_that_cannot_be_used_is_a_warning_and_no_more(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="remembers nothing"):
         fit(seeded(Net), [callback], max_epochs=6)
     assert callback.report.phase == "steady"
+
+
+def test_batches_that_never_come_back_fill_neither_memory_nor_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    find = Store.find
+    monkeypatch.setattr(Store, "find", lambda store, key: asked.append(key) or find(store, key))
+    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig(store=str(tmp_path / "s"))
+    known = Memory(StoreInUse(config.store, config.backend), plan, config, "train")
+    reader = SignatureReader(seeded(Net))
+    signatures = [reader.read([0] * n) for n in range(1, 40)]
+    signatures = [each._replace(batch=(n, each.batch)) for n in range(20) for each in signatures]
+    assert all(known.of(signature) is None for signature in signatures)
+    assert len(asked) == len(known._known) == memory._MOST_ASKED
 
 
 def test_a_damaged_profile_is_a_warning_and_is_written_again(tmp_path: Path) -> None:

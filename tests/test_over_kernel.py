@@ -70,6 +70,24 @@ def test_one_that_is_faster_is_kept(train: Callable[..., HotCompile], scope: str
     assert [r.kind for r in report.regions] == ["step", "optimizer"]
 
 
+def test_an_optimizer_that_is_replaced_under_a_compiled_step_is_let_go(
+    train: Callable[..., HotCompile],
+) -> None:
+    old = list[torch.optim.Optimizer]()
+
+    class Replaces(Machine):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == LONG - 20:
+                old.extend(trainer.optimizers)
+                trainer.strategy.setup_optimizers(trainer)
+
+    machine = Replaces(step=-4.0, module=1.0, optimizer=-0.1)
+    report = train(machine).report
+    assert report.scope == WHOLE
+    assert [why_not_fused(optimizer) for optimizer in old] == [None]
+    assert is_as_it_was(machine)
+
+
 def test_one_that_is_slower_is_left_and_the_kernel_goes_on(train: Callable[..., HotCompile]) -> None:
     machine = Machine(step=-4.0, module=1.0, optimizer=0.5)
     callback = train(machine)
@@ -77,7 +95,8 @@ def test_one_that_is_slower_is_left_and_the_kernel_goes_on(train: Callable[..., 
     assert (report.phase, report.scope) == ("steady", "step")
     assert list(report.tried) == ["step", "module", WHOLE]
     assert part_tried(callback) == [("optimizer", False)]
-    assert f"scope {WHOLE} was tried" in report.reason
+    assert f"scope {WHOLE} was tried: " in report.reason
+    assert report.reason.endswith("but no faster than this one when they took turns")
     assert machine.graphs["step"] == 2  # of two plans
     assert report.fused[0].runs > LONG / 2
     assert is_as_it_was(machine)

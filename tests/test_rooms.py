@@ -58,6 +58,7 @@ ROOM_OF_TOP_MODULE = {
     "trace": "cli",
     "trainer_facts": "callback",
     "verdicts": "callback",
+    "plan_key": "callback",
 }
 
 IMPORT_LIGHTNING = {
@@ -130,6 +131,14 @@ PRIVATE_TORCH = {
     "swap.collectives": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.
     "swap.python_state": {"torch._dynamo"},
+    # Which backward is under way, and whether it leaves the graph.
+    "swap.backward": {"_C", "_autograd", "_current_graph_task_id", "_get_current_graph_task_keep_graph"},
+    # What it guards.
+    "swap.added_guards": {"torch._dynamo"},
+    # How it takes gradients in a step.
+    "swap.own_gradients": {"torch._dynamo"},
+    # How it enters inference mode.
+    "swap.inference": {"torch._dynamo"},
     # The stance that the user has set.
     "swap.stance": {"torch._dynamo", "_stance"},
     # Which operations it traces, and in which functions.

@@ -18,7 +18,7 @@ from lightning_hotcompile.swap import inductor_paths
 from lightning_hotcompile.swap.whole_files import UNFINISHED, WholeFiles, is_cut_short
 
 LEAST_FREE_BYTES = 1 << 30
-_MOST_ARMED = 50_000
+_MOST_ARMING_S = 1.0  # of a training that waits
 _FOLLOWS = os.utime not in os.supports_follow_symlinks  # Windows knows no times of a link itself
 _LONGEST_LINK_S = 60.0
 _LONGEST_LINK_OF_OTHERS_S = 600.0
@@ -168,9 +168,11 @@ def _arm(folder: Path, now: float, *, alone: bool) -> None:
 
     Most disks write down the first access after a change of the file, later ones once a day: writing
     the same times again counts as such a change. Of a header the compiler only asks whether it is there.
+    On a disk behind a network each file takes long, and training waits: the rest is left as it is.
     """
+    until = time.monotonic() + _MOST_ARMING_S
     files = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
-    for file in itertools.islice(files, _MOST_ARMED):
+    for file in itertools.takewhile(lambda _: time.monotonic() < until, files):
         with contextlib.suppress(OSError):
             status = file.lstat()
             if _is_over(status.st_mtime, now, alone) and _is_half(file):

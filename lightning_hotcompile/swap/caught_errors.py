@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import inspect
 import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +45,14 @@ def errors_stay_caught(break_the_graph: Callable[..., Any]) -> list[Override]:
     """
 
     def create_proxy(prior: Any, output: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
-        if kind.startswith("call_"):
-            for frame in _frames(output.current_tx):
-                if is_caught(frame.f_code, frame.lineno, frame.f_globals):
-                    break_the_graph(
-                        gb_type="operation whose errors are caught",
-                        context=f"{frame.f_code.co_name}, line {frame.lineno}",
-                        explanation="Its error would not come to the handler of the function.",
-                        hints=[],
-                    )
+        frame = _catching(output.current_tx) if kind.startswith("call_") else None
+        if frame is not None:
+            break_the_graph(
+                gb_type="operation whose errors are caught",
+                context=f"{frame.f_code.co_name}, line {frame.lineno}",
+                explanation="Its error would not come to the handler of the function.",
+                hints=[],
+            )
         return prior(output, kind, *args, **kwargs)
 
     return [
@@ -60,15 +62,37 @@ def errors_stay_caught(break_the_graph: Callable[..., Any]) -> list[Override]:
     ]
 
 
-def _frames(translator: Any) -> Iterator[Any]:
-    """That is traced now, and those that it was called from."""
+def _catching(translator: Any) -> Any | None:
+    """What translates the function that catches errors of the operation that is traced now, if one does.
+
+    That is the function with the operation, or one that it was called from.
+    """
+    raised = Raised.BY_OPERATION
     while translator is not None:
-        yield translator
+        raised = passed_on(translator.f_code, translator.lineno, translator.f_globals, raised)
+        if raised is Raised.CAUGHT:
+            return translator
         translator = getattr(translator, "parent", None)
+    return None
 
 
-def is_caught(code: types.CodeType, line: int, namespace: Mapping[str, Any]) -> bool:
-    """Whether a line of a function lies in a ``try`` that catches what an operation may raise, and goes on.
+class Raised(Enum):
+    """The error of an operation, on its way through handlers."""
+
+    BY_OPERATION = auto()
+    """As the operation has raised it."""
+
+    ANY = auto()
+    """A handler may have raised another one in its place."""
+
+    CAUGHT = auto()
+    """A handler goes on."""
+
+
+def passed_on(
+    code: types.CodeType, line: int, namespace: Mapping[str, Any], raised: Raised = Raised.BY_OPERATION
+) -> Raised:
+    """What becomes of an error in a line of a function, for those that called it.
 
     Its source is read: where there is none, no handler is seen. Torch's own functions do not count.
 
@@ -76,11 +100,18 @@ def is_caught(code: types.CodeType, line: int, namespace: Mapping[str, Any]) -> 
         code: of the function.
         line: in its file.
         namespace: its globals, where the names of errors are looked up; one that is not there may be any.
+        raised: the error as it comes to that line.
     """
     code = _as_written(code)
     if not _may_have_handlers(code) or code.co_filename.startswith(_TORCH):
-        return False
-    return any(first <= line <= last and _may_catch(kind, namespace) for first, last, kind in _caught(code))
+        return raised
+    for guarded in _guarded(code):
+        if guarded.first <= line <= guarded.last:
+            outcomes = {h.outcome for h in guarded.handlers if _may_catch(h, namespace, raised)}
+            if Raised.CAUGHT in outcomes:
+                return Raised.CAUGHT
+            raised = Raised.ANY if Raised.ANY in outcomes else raised
+    return raised
 
 
 def _as_written(code: types.CodeType) -> types.CodeType:
@@ -93,9 +124,26 @@ def _may_have_handlers(code: types.CodeType) -> bool:
     return sys.version_info < (3, 11) or bool(code.co_exceptiontable)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Handler:
+    kind: ast.expr | None
+    """What it names: ``None`` if all errors."""
+
+    outcome: Raised
+    by: ast.expr | None = None
+    """For a context manager that is one if this stands for ``contextlib.suppress``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Guarded:
+    first: int
+    last: int
+    handlers: tuple[_Handler, ...]
+
+
 @functools.lru_cache(maxsize=4096)
-def _caught(code: types.CodeType) -> tuple[tuple[int, int, ast.expr | None], ...]:
-    """First and last line of each ``try``, and what a handler that goes on names: ``None`` if all."""
+def _guarded(code: types.CodeType) -> tuple[_Guarded, ...]:
+    """Lines with handlers around them, the innermost first."""
     try:
         lines, first = inspect.getsourcelines(code)
         # Not dedented: a comment, or a line of a string, may begin at the margin.
@@ -104,31 +152,48 @@ def _caught(code: types.CodeType) -> tuple[tuple[int, int, ast.expr | None], ...
         return ()
     above = first - 2
     return tuple(
-        (above + node.body[0].lineno, above + (node.body[-1].end_lineno or sys.maxsize), handler.type)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Try)
-        for handler in node.handlers
-        if _goes_on(handler)
+        _Guarded(
+            first=above + node.body[0].lineno,
+            last=above + (node.body[-1].end_lineno or sys.maxsize),
+            handlers=tuple(_handlers(node)),
+        )
+        for node in reversed(list(ast.walk(tree)))  # which goes by depth
+        if isinstance(node, (ast.Try, ast.With))
     )
 
 
-def _goes_on(handler: ast.ExceptHandler) -> bool:
-    """Whether the function may go on after it, or return: not where it raises in the end."""
+def _handlers(node: ast.Try | ast.With) -> Iterator[_Handler]:
+    if isinstance(node, ast.Try):
+        for handler in node.handlers:
+            yield _Handler(kind=handler.type, outcome=_outcome(handler))
+        return
+    for item in node.items:
+        if isinstance(call := item.context_expr, ast.Call):
+            for kind in call.args:
+                yield _Handler(kind=kind, outcome=Raised.CAUGHT, by=call.func)
+
+
+def _outcome(handler: ast.ExceptHandler) -> Raised:
+    """Caught where the function may go on after it, or return: not where it raises in the end."""
     leaves = (ast.Return, ast.Continue, ast.Break)
-    return not isinstance(handler.body[-1], ast.Raise) or any(
-        isinstance(node, leaves) for statement in handler.body for node in ast.walk(statement)
-    )
+    within = [node for statement in handler.body for node in ast.walk(statement)]
+    if not isinstance(handler.body[-1], ast.Raise) or any(isinstance(node, leaves) for node in within):
+        return Raised.CAUGHT
+    raises = [node.exc for node in within if isinstance(node, ast.Raise)]
+    return Raised.ANY if any(error is not None for error in raises) else Raised.BY_OPERATION
 
 
-def _may_catch(kind: ast.expr | None, namespace: Mapping[str, Any]) -> bool:
-    if kind is None:
+def _may_catch(handler: _Handler, namespace: Mapping[str, Any], raised: Raised) -> bool:
+    if handler.by is not None and contextlib.suppress not in _found(handler.by, namespace):
+        return False
+    if handler.kind is None or raised is Raised.ANY:
         return True
-    names = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    names = handler.kind.elts if isinstance(handler.kind, ast.Tuple) else [handler.kind]
     return any(_is_of_operations(error) for name in names for error in _found(name, namespace))
 
 
 def _found(name: ast.expr, namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """The class of errors that a name or ``module.name`` stands for; ``Exception`` if that cannot be told."""
+    """The class that a name or ``module.name`` stands for, or all of a tuple; ``Exception`` if unknown."""
     path: list[str] = []
     while isinstance(name, ast.Attribute):
         path.insert(0, name.attr)

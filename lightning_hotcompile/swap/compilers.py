@@ -14,25 +14,22 @@ import torch.compiler.config
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap import conv_layout, cpp_beside, cpp_wrapper, layout_checks, loops, vector_masks
-from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn
 from lightning_hotcompile.swap.parity.captured import eager_forward
 from lightning_hotcompile.swap.permutations import plain_permutations
 
 
-def why_no_backend_can(graph_module: GraphModule) -> str | None:
-    """Why this graph must not reach a backend, or ``None``.
+def backward_with_forward(*, outside: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd compiles the backward at once, not at the first ``backward()``.
 
-    Entering inference mode inside of a graph makes backends fail in a way that leaves it switched on.
+    Args:
+        outside: whether the backward runs outside of the autocast around the forward, as Lightning's does.
+            Else AOTAutograd takes it to run inside, and matrix products of what the step computes in 32 bit
+            would have gradients of 16 bit.
     """
-    if any(n.target is torch.autograd.grad_mode._enter_inference_mode for n in graph_module.graph.nodes):
-        return "the step enters inference_mode, which backends cannot compile; use torch.no_grad() there"
-    return None
-
-
-def backward_with_forward() -> contextlib.AbstractContextManager[Any]:
-    """AOTAutograd compiles the backward at once, not at the first ``backward()``."""
+    settings: dict[str, Any] = {"backward_pass_autocast": "off"} if outside else {}
     patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
-        force_non_lazy_backward_lowering=True
+        force_non_lazy_backward_lowering=True, **settings
     )
     return patch
 
@@ -62,8 +59,15 @@ def _own_keys() -> contextlib.AbstractContextManager[Any]:
     tag = getattr(config, "cache_key_tag", None)
     if tag is None:
         return contextlib.nullcontext()
-    keys: contextlib.AbstractContextManager[Any] = config.patch(cache_key_tag=f"{tag}hotcompile-{_WRITTEN}")
+    written = f"hotcompile-{_WRITTEN}{'' if TORCH >= (2, 13) else _autocast()}"
+    keys: contextlib.AbstractContextManager[Any] = config.patch(cache_key_tag=f"{tag}{written}")
     return keys
+
+
+def _autocast() -> str:
+    """Under which autocast this is: before torch 2.13 keys tell whether there is one, not of what type."""
+    devices = (device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
+    return "".join(f"-{device}-{torch.get_autocast_dtype(device)}" for device in devices)
 
 
 def backend_names() -> list[str]:

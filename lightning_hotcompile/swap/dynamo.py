@@ -31,12 +31,15 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
+from lightning_hotcompile.swap.added_guards import guarded_too
 from lightning_hotcompile.swap.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.collectives import called_by_python
 from lightning_hotcompile.swap.failures_told import FailuresTold
+from lightning_hotcompile.swap.inference import entered_by_python
 from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.overrides import Overrides
+from lightning_hotcompile.swap.own_gradients import refused
 from lightning_hotcompile.swap.python_state import left_to_python
 
 _log = logging.getLogger(__name__)
@@ -56,8 +59,12 @@ _break_the_graph: Callable[..., Any] = getattr(
     torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
 )
 
-_LEFT = (numpy_by_numpy, left_to_python, called_by_python, errors_stay_caught)
-"""What Dynamo does not stand in for, at the price of a graph break."""
+_LEFT = (
+    *(numpy_by_numpy, left_to_python, called_by_python, errors_stay_caught, entered_by_python),
+    *(refused, guarded_too),
+)
+"""What Dynamo does not stand in for, at the price of a graph break, or of the whole frame, and what it has to
+guard."""
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,

@@ -1,8 +1,9 @@
-"""How much memory is free, so that nothing of ours takes what the training needs."""
+"""How much memory is free, and what frees some: nothing of ours is to take what the training needs."""
 
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -71,3 +72,14 @@ def _free_pages() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def let_go(error: BaseException) -> None:
+    """Free what the frames hold that it has passed through, such as buffers: eager needs the memory."""
+    chain, seen = [error], set[int]()
+    while chain:
+        each = chain.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            chain += [other for other in (each.__cause__, each.__context__) if other is not None]

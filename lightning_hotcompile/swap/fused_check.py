@@ -55,7 +55,7 @@ class FusedCheck:
         )
 
     def _parts(self) -> list[GroupTensors]:
-        """As they are now: the part of a tensor is another one where it is not contiguous."""
+        """As they are now."""
         parts = (_first_of(group, self._most) for group in self._groups)
         return [part for part in parts if part is not None]
 
@@ -88,5 +88,5 @@ def _cloned(group: GroupTensors) -> GroupTensors:
 
 
 def _part(tensor: Tensor, n: int) -> Tensor:
-    """The first elements in the order of indices; a number of steps as it is."""
-    return tensor.detach().reshape(-1)[:n] if tensor.dim() else tensor.detach()
+    """The first elements as they lie in memory, without a copy of all; a number of steps as it is."""
+    return tensor.detach().as_strided((n,), (1,)) if tensor.dim() else tensor.detach()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from lightning_hotcompile.swap.parity.compare import Parity
 
@@ -25,6 +26,24 @@ class Graph:
     cache_hit: bool | None = None
     parity: Parity | None = None
     unwatched: str | None = None
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """What the runs of all graphs share: what to do about wrong code, and whether to look for it."""
+
+    parity: str
+    draws_as_eager: bool = False
+    """Whether what the backend makes draws eager's random numbers."""
+
+    backward_outside: bool = False
+    """Whether backwards run outside of the autocast around the forward."""
+
+    raise_errors: bool = False
+    on_failure: Callable[[BaseException], None] = lambda error: None
+    armed: bool = True
+    tripped: list[Graph] = field(default_factory=list)
+    total_runs: int = 0
 
 
 def first_line(error: BaseException) -> str:

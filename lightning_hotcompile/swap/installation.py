@@ -104,6 +104,7 @@ class Installation:
             parity=config.parity,
             random=config.random,
             compile_timeout=config.compile_timeout,
+            backward_outside=bool(getattr(root, "automatic_optimization", False)),
             raise_errors=config.on_error == "raise",
             on_failure=self.gate.failed,
             names=names,

@@ -72,6 +72,8 @@ class SwappedRegion:
         self._settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
         self._undo: list[Callable[[], object]] = []
         self._compiled_call: CompiledFunction | None = None
+        self._compiled_of: Any = None
+        """The function that it was made of, where that may be replaced."""
 
     @property
     def is_in_place(self) -> bool:
@@ -178,7 +180,9 @@ class SwappedRegion:
 
     def _put_function(self, target: str) -> None:
         owner, name, function = resolve_function(target)
-        compiled = self.compiled(function)
+        if self._compiled_call is None or function is not self._compiled_of:
+            self._compiled_call, self._compiled_of = self.compiled(function), function
+        compiled = self._compiled_call
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -101,6 +101,8 @@ def checked(compiled: CompiledFn, example_inputs: Sequence[Any], held: tuple[Ten
 
 def _layout(value: Tensor) -> tuple[Any, ...]:
     """Sizes, strides, dtype and device; as in Inductor's check the stride of a single row does not matter."""
+    if value.layout is not torch.strided:
+        return tuple(value.shape), value.layout, value.dtype, value.device
     matters = value.numel() > 0
     strides = (n if matters and size > 1 else 0 for size, n in zip(value.shape, value.stride(), strict=True))
     return tuple(value.shape), tuple(strides), value.dtype, value.device

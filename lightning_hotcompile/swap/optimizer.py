@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.gradients import with_usual_strides
 from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
 from lightning_hotcompile.swap.optimizer_values import OptimizerValues
+from lightning_hotcompile.swap.static_marks import static_marks_as_before
 from lightning_hotcompile.swap.witness import Witness
 
 
@@ -87,9 +89,12 @@ class SwappedOptimizer(SwappedRegion):
 
         return optimizer_step, self.compiled(optimizer_step)
 
-    def _usual_gradients(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _while_it_compiles(self) -> Iterator[None]:
         """Dynamo has no guard on strides of gradients: only what is compiled now depends on them."""
-        return with_usual_strides(p for group in self.optimizer.param_groups for p in group["params"])
+        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+        with static_marks_as_before(self.optimizer), with_usual_strides(parameters):
+            yield
 
     def _update(self, eager: Callable[[Optimizer], None], compiled: CompiledFunction) -> None:
         compiles = self._gate.lane is Lane.COMPILE
@@ -97,5 +102,10 @@ class SwappedOptimizer(SwappedRegion):
             self.calls += 1
             eager(self.optimizer)
             return
-        with self._values.for_compiled(), self._usual_gradients() if compiles else _AS_THEY_ARE:
-            self.choose(compiled, eager, self.optimizer)
+        with self._values.for_compiled(), self._while_it_compiles() if compiles else _AS_THEY_ARE:
+            try:
+                self.choose(compiled, eager, self.optimizer)
+            except LayoutChangedError:
+                if self._watch.raise_errors:
+                    raise
+                eager(self.optimizer)  # no code of the compiled one has run

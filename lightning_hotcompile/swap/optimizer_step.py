@@ -93,7 +93,7 @@ class ReplacedStep:
         with_hooks = Optimizer.profile_hook_step(updated)
         has_scheduler = bool(getattr(eager, "_wrapped_by_lr_sched", False))
 
-        @functools.wraps(eager)
+        @functools.wraps(getattr(eager, "__func__", eager))  # of which a method leaves out the first argument
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if (
                 optimizer is not self._optimizer

@@ -43,9 +43,9 @@ class LearningRates:
         for i, (group, value) in enumerate(zip(groups, self._given, strict=True)):
             if isinstance(value, Tensor):
                 continue
-            if value != self._held[i]:
-                self._tensors[i].fill_(value)
-                self._held[i] = value
+            if (rate := float(value)) != self._held[i]:  # it may be an array of numpy's, of no dimension
+                self._tensors[i].fill_(rate)
+                self._held[i] = rate
             group["lr"] = self._tensors[i]
 
     @property

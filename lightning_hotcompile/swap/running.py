@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
 from torch.nn import Parameter
 
 from lightning_hotcompile.errors import HotCompileError, ParityError, warn
+from lightning_hotcompile.swap.backward import BackwardAsEager, SeparateBackwards
 from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
-from lightning_hotcompile.swap.graph import Graph, first_line
+from lightning_hotcompile.swap.free_memory import let_go
+from lightning_hotcompile.swap.graph import Graph, Watch, first_line
 from lightning_hotcompile.swap.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import Parity, compare
@@ -35,21 +35,6 @@ RUNS_WATCHED = 10
 """Armed runs of a graph, after its first one, whose outputs are looked at."""
 
 
-@dataclass(kw_only=True)
-class Watch:
-    """What the runs of all graphs share: what to do about wrong code, and whether to look for it."""
-
-    parity: str
-    draws_as_eager: bool = False
-    """Whether what the backend makes draws eager's random numbers."""
-
-    raise_errors: bool = False
-    on_failure: Callable[[BaseException], None] = lambda error: None
-    armed: bool = True
-    tripped: list[Graph] = field(default_factory=list)
-    total_runs: int = 0
-
-
 class GraphAtWork:
     """What runs in place of one captured graph.
 
@@ -62,7 +47,7 @@ class GraphAtWork:
     the failing run had changed in place already is put back in runs that are looked at; else there is no
     copy of it, so a graph that changes its inputs (the statistics of a batch norm) may do so twice in that
     one step, random numbers may be drawn twice, and the error of a graph that changes what it holds (an
-    optimizer) is raised; not that of a tensor with another layout, after which nothing has run.
+    optimizer) is raised.
 
     Args:
         graph: what is known about it.
@@ -95,6 +80,7 @@ class GraphAtWork:
         self._copied, self._fixed = frozenset[int](), frozenset[int]()
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._waited, self._is_decided = 0, False
+        self._backwards: SeparateBackwards | None = None
         if watch.parity == "off":
             graph.parity = Parity(agrees=None, reason="parity='off'")
             self._instead = None
@@ -131,6 +117,7 @@ class GraphAtWork:
             self._held,
             lambda: self._neutral(args),
             draws_as_eager=self._watch.draws_as_eager,
+            backward_outside=self._watch.backward_outside,
         )
         self._graph.parity = parity
         if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
@@ -140,17 +127,22 @@ class GraphAtWork:
             self._graph.unwatched = self._tripwire.why_not(args)
         else:
             self._graph.unwatched = parity.reason
-        self._instead = self._watched if self._graph.unwatched is None else None
-        if parity.agrees and parity.needed and hooks_in_use() is None:  # a checkpoint compares its two runs
+        if parity.agrees and (parity.reach or parity.sharing):
+            code = without_disable(self._compiled)
+            self._compiled, self._rest = BackwardAsEager(code, parity.reach, parity.sharing), self._unwatched
+        self._instead = self._watched if self._graph.unwatched is None else self._rest
+        waits = parity.needed or (parity.several and not self._watch.backward_outside)
+        if parity.agrees and waits and hooks_in_use() is None:  # a checkpoint compares its two runs
             self._fixed = frozenset(parity.changed)
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
-        return self._watched_run(args) if self._instead is not None else self._unwatched_run(args)
+        return self._watched_run(args) if self._graph.unwatched is None else self._unwatched_run(args)
 
     def _before_a_backward(self, *args: Any) -> Any:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
         assert self._graph.parity is not None
         outputs = self._eager(*args)
+        self._backwards = SeparateBackwards(args, flat(outputs))
         needed = at_positions(self._graph.parity.needed, args, flat(outputs))
         self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
         self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
@@ -180,9 +172,15 @@ class GraphAtWork:
 
         Parameters mostly are not, before the backward, and a copy of each would cost too much.
         """
+        backwards, self._backwards = self._backwards, None
+        if backwards is not None and backwards.found:
+            reason = (
+                "its outputs have backwards of their own, and what one of them needs is gone after another"
+            )
+            return self._give_up(reason, HotCompileError(f"{self._graph.region}: {reason}"))(*args)
         lasting = {i for i, seen in self._seen.items() if seen() is args[i]}
         self._copied |= lasting - self._fixed
-        instead = self._watched if self._graph.unwatched is None and self._left > 0 else None
+        instead = self._watched if self._graph.unwatched is None and self._left > 0 else self._rest
         if self._copied:
             instead = with_copies(instead or self._unwatched, self._copied)
             self._rest = with_copies(self._unwatched, self._copied)
@@ -245,12 +243,15 @@ class GraphAtWork:
         if isinstance(failure, StopRecompute) or self._watch.raise_errors:
             raise failure
         reason = f"compiled code raised in run {self._graph.runs}: {first_line(failure)}"
-        if before is not None:
-            before.put_back()
-        elif self._changes_what_it_holds() and not isinstance(failure, LayoutChangedError):
+        if isinstance(failure, LayoutChangedError):  # nothing has run: the optimizer's own step answers
             self._give_up(reason, failure)
             raise failure
-        _let_go(failure)
+        if before is not None:
+            before.put_back()
+        elif self._changes_what_it_holds():
+            self._give_up(reason, failure)
+            raise failure
+        let_go(failure)
         answer = self._eager(*args)
         self._give_up(reason, failure)
         return answer
@@ -266,14 +267,3 @@ class GraphAtWork:
         self._instead = self._eager
         self._watch.on_failure(error)
         return self._eager
-
-
-def _let_go(error: BaseException) -> None:
-    """Free what the frames hold that it has passed through, such as buffers: eager needs the memory."""
-    chain, seen = [error], set[int]()
-    while chain:
-        each = chain.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            chain += [other for other in (each.__cause__, each.__context__) if other is not None]

@@ -203,9 +203,6 @@ class SwappedStep(SwappedRegion):
     puts in place of the step between :meth:`take_out` and :meth:`put` is compiled anew.
     """
 
-    _compiled_of: Any = None
-    """What the compiled call was made of."""
-
     def put(self, root: Any) -> None:
         """Give the module a step method of its own; ``take_out`` removes it."""
         (name,) = self.region.members

@@ -60,6 +60,15 @@ class ThreadState:
 
 
 @contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """No autocast inside, on any device."""
+    with contextlib.ExitStack() as stack:
+        for device in filter(torch.is_autocast_enabled, _AUTOCAST_DEVICES):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
 def put_back_after_errors() -> Iterator[None]:
     """After an error inside the thread is as it was before.
 

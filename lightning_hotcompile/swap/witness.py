@@ -19,16 +19,15 @@ from lightning_hotcompile.swap.compilers import (
     backend_names,
     backward_with_forward,
     resolve_backend,
-    why_no_backend_can,
 )
 from lightning_hotcompile.swap.defined_memory import define_memory
 from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
-from lightning_hotcompile.swap.graph import Graph, first_line
+from lightning_hotcompile.swap.graph import Graph, Watch, first_line
 from lightning_hotcompile.swap.moving_numbers import MovingNumbers
 from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_forward
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
-from lightning_hotcompile.swap.running import GraphAtWork, Watch
+from lightning_hotcompile.swap.running import GraphAtWork
 from lightning_hotcompile.swap.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.time_limit import time_limit
 
@@ -53,6 +52,7 @@ class Witness:
             leaves them to it.
         compile_timeout: seconds that the backend may take for one graph, ``None`` for no limit; in the main
             thread of a POSIX system only.
+        backward_outside: whether the backward runs outside of the autocast around the forward.
         raise_errors: raise what compiled code raises, in place of answering with eager.
         on_failure: told of the error when a graph fails after it had been compiled.
         names: of the code that is compiled; shared by what may share what Dynamo remembers of it.
@@ -68,6 +68,7 @@ class Witness:
         parity: str = "auto",
         random: str = "eager",
         compile_timeout: float | None = None,
+        backward_outside: bool = False,
         raise_errors: bool = False,
         on_failure: Callable[[BaseException], None] = lambda error: None,
         names: CodeNames | None = None,
@@ -81,6 +82,7 @@ class Witness:
         self.watch = Watch(
             parity=parity,
             draws_as_eager=_draws_as_eager(backend, options, random),
+            backward_outside=backward_outside,
             raise_errors=raise_errors,
             on_failure=on_failure,
         )
@@ -146,7 +148,7 @@ class Witness:
         self._refuse_unusable(region, graph_module)
         define_memory(graph_module)
         if self.collect is not None:
-            with backward_with_forward():
+            with backward_with_forward(outside=self.watch.backward_outside):
                 self.collect(region, graph_module, example_inputs)
             return eager_forward(graph_module)
         graph = Graph(region=region, n_ops=count_ops(graph_module))
@@ -182,11 +184,9 @@ class Witness:
     def _compile_in_time(
         self, graph_module: GraphModule, example_inputs: Sequence[Any], *, checks_at_once: bool
     ) -> CompiledFn:
-        reason = why_no_backend_can(graph_module)
-        if reason is not None:
-            raise RuntimeError(reason)
         limit = time_limit(self._timeout, "compile_timeout")
-        with put_back_after_errors(), limit, backward_with_forward(), _no_tracebacks():
+        backward = backward_with_forward(outside=self.watch.backward_outside)
+        with put_back_after_errors(), limit, backward, _no_tracebacks():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
 

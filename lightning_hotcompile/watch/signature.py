@@ -51,6 +51,10 @@ def _flags(flags: Iterator[bool]) -> Hashable:
         return collected
 
 
+_READS = 16
+"""Signatures that are read before it is looked again which modules there are."""
+
+
 class SignatureReader:
     """Reads the signature of each step of one model.
 
@@ -77,6 +81,7 @@ class SignatureReader:
 
     def refresh(self) -> None:
         """Look again which modules and parameters there are."""
+        self._until_refresh = _READS
         self._modules = tuple(self._module.modules())
         self._parameters = tuple(self._module.parameters())
         devices = {p.device.type for p in self._parameters} | {"cpu"}
@@ -86,6 +91,9 @@ class SignatureReader:
         self, batch: Any, *, stage: str = "train", fp8: Hashable = None, optimizer: int = 0
     ) -> StepSignature:
         """The signature of the step that is about to run on ``batch``."""
+        self._until_refresh -= 1
+        if not self._until_refresh:
+            self.refresh()  # a module that was given up in mid-epoch is not kept
         found: list[Hashable] = []
         structure = self.families.described(describe(batch, found))
         return StepSignature(

@@ -301,7 +301,7 @@ class NoGrad(Fire):
 class InferenceMode(Fire):
     """A backend that fails inside of inference mode leaves the whole process in it."""
 
-    captured = None
+    most_graphs = 2
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = self.loss(batch)

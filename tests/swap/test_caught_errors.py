@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.caught_errors import is_caught
+from lightning_hotcompile.swap.caught_errors import Raised, passed_on
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -92,6 +93,40 @@ class Skips(Falls):
         return F.cross_entropy(self(x), y) + torch.linalg.cholesky(matrix).sum()
 
 
+class Suppresses(Falls):
+    """No ``try``, but the same."""
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        self.ways.append("other")
+        with contextlib.suppress(ValueError, RuntimeError):
+            loss = loss + torch.linalg.cholesky(matrix).sum()
+            self.ways[-1] = "usual"
+        return loss
+
+
+class NoFactor(ValueError):
+    """Of the user's own."""
+
+
+class Renames(Falls):
+    """The error comes to the handler under another name, from a function below."""
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        try:
+            loss = loss + self.factor(matrix).sum()
+        except NoFactor:
+            self.ways.append("other")
+        else:
+            self.ways.append("usual")
+        return loss
+
+    def factor(self, matrix: Tensor) -> Tensor:
+        try:
+            return torch.linalg.cholesky(matrix)
+        except RuntimeError as error:
+            raise NoFactor("negative") from error
+
+
 class Looks(Falls):
     """An index that is out of range, in a module below."""
 
@@ -118,7 +153,7 @@ class Table(nn.Module):
 
 
 @pytest.mark.parametrize("scope", ["step", "auto", "regions"])
-@pytest.mark.parametrize("model_class", [Falls, BreaksBefore, Asserts, Skips, Looks])
+@pytest.mark.parametrize("model_class", [Falls, BreaksBefore, Asserts, Skips, Looks, Suppresses, Renames])
 def test_a_handler_runs_as_without_the_callback(model_class: type[Falls], scope: str) -> None:
     plain, model = seeded(model_class), seeded(model_class)
     callback = hot(scope=scope, compile_optimizer=False, on_error="eager")
@@ -225,6 +260,26 @@ def make() -> Any:
     return inside
 
 
+def suppresses() -> Any:
+    with torch.no_grad(), contextlib.suppress(KeyError, RuntimeError):
+        return torch.ones(1)
+
+
+def suppresses_a_tuple() -> Any:
+    with contextlib.suppress(*ALL_OF_THEM):
+        return torch.ones(1)
+
+
+def renamed_inside() -> Any:
+    try:
+        try:
+            return torch.ones(1)
+        except RuntimeError as error:
+            raise ValueError("no factor") from error
+    except ValueError:
+        return None
+
+
 class Own(RuntimeError):
     """No operation raises it."""
 
@@ -250,6 +305,21 @@ def raises_in_the_end() -> Any:
         raise ValueError("no factor") from error
 
 
+def raises_again() -> Any:
+    try:
+        try:
+            return torch.ones(1)
+        except RuntimeError:
+            raise
+    except KeyError:
+        return None
+
+
+def suppresses_of_python() -> Any:
+    with contextlib.suppress(AttributeError), torch.no_grad():
+        return torch.ones(1)
+
+
 def cleans_up() -> Any:
     try:
         return torch.ones(1)
@@ -262,27 +332,45 @@ def without() -> Any:
         return torch.ones(1)
 
 
-CATCH = [bare, everything, commented, several, sometimes, by_a_variable, by_a_tuple, make()]
-DO_NOT = [make, of_its_own, of_python, raises_in_the_end, cleans_up, without]
+CATCH = [
+    *(bare, everything, commented, several, sometimes, by_a_variable, by_a_tuple, make()),
+    *(suppresses, suppresses_a_tuple, renamed_inside),
+]
+DO_NOT = [
+    *(make, of_its_own, of_python, raises_in_the_end, raises_again, cleans_up, without),
+    suppresses_of_python,
+]
 
 
 @pytest.mark.parametrize("function", [*CATCH, *DO_NOT], ids=lambda f: f.__name__)
 def test_which_handlers_count(function: Callable[..., Any]) -> None:
     lines = {line for *_, line in function.__code__.co_lines() if line is not None}
-    caught = {line for line in lines if is_caught(function.__code__, line, globals())}
+    caught = {line for line in lines if what_becomes(function, line) is Raised.CAUGHT}
     source = Path(__file__).read_text(encoding="utf-8").splitlines()
     expected = {line for line in lines if function in CATCH and "torch.ones(1)" in source[line - 1]}
     assert caught == expected
+
+
+def what_becomes(function: Callable[..., Any], line: int, raised: Raised = Raised.BY_OPERATION) -> Raised:
+    return passed_on(function.__code__, line, globals(), raised)
+
+
+def test_an_error_under_another_name_may_be_any() -> None:
+    first = raises_in_the_end.__code__.co_firstlineno
+    assert what_becomes(raises_in_the_end, first + 2) is Raised.ANY
+    assert what_becomes(of_python, of_python.__code__.co_firstlineno + 2, Raised.ANY) is Raised.CAUGHT
+    assert what_becomes(cleans_up, cleans_up.__code__.co_firstlineno + 2, Raised.ANY) is Raised.ANY
 
 
 def test_without_source_no_handler_is_seen() -> None:
     space: dict[str, Any] = {"torch": torch}
     exec("def made():\n    try:\n        return torch.ones(1)\n    except RuntimeError:\n        pass", space)
     linecache.checkcache()
-    assert not is_caught(space["made"].__code__, 3, space)
+    assert passed_on(space["made"].__code__, 3, space) is Raised.BY_OPERATION
 
 
 def test_torchs_own_functions_do_not_count() -> None:
     code = torch.nn.Module._call_impl.__code__
     lines = range(code.co_firstlineno, code.co_firstlineno + 200)
-    assert not any(is_caught(code, line, vars(torch.nn.modules.module)) for line in lines)
+    space = vars(torch.nn.modules.module)
+    assert {passed_on(code, line, space) for line in lines} == {Raised.BY_OPERATION}

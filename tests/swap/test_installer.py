@@ -210,6 +210,19 @@ class TestFunctions:
         setup.swapped.take_out()
         assert functions.scaled is importer.shrink is original
 
+    def test_put_again_it_finds_its_compiled_code(self) -> None:
+        setup = Setup("function", [self.TARGET])
+        runs = []
+        for lane in (Lane.COMPILE, Lane.REUSE, Lane.REUSE):
+            setup.swapped.put(setup.root)
+            setup.gate.open(lane)
+            functions.scaled(torch.ones(2))
+            setup.gate.close()
+            setup.swapped.take_out()
+            runs.append(setup.witness.total_runs)
+        assert runs == [1, 2, 3]
+        assert len(setup.witness.graphs) == 1
+
     def test_outside_of_a_step_it_is_the_users(self) -> None:
         setup = Setup("function", [self.TARGET])
         setup.swapped.put(setup.root)

@@ -202,11 +202,18 @@ class Turning(Net):
         super().__init__()
         self.change = ""
 
+    def configure_optimizers(self) -> Any:
+        if self.change == "sparse":
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+        return super().configure_optimizers()
+
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         if self.global_step == 60:
             for parameter in (p for p in self.parameters() if p.dim() == 2 and self.change):
                 if self.change == "gradient":
                     parameter.grad = turned(parameter.grad)
+                elif self.change == "sparse":
+                    parameter.grad = parameter.grad.to_sparse()
                 elif self.change == "parameter":
                     parameter.data = turned(parameter.data)
                 else:
@@ -215,7 +222,7 @@ class Turning(Net):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("change", ["gradient", "parameter", "state"])
+@pytest.mark.parametrize("change", ["gradient", "parameter", "state", "sparse"])
 def test_an_optimizer_is_right_when_a_layout_changes(change: str) -> None:
     models: list[pl.LightningModule] = []
     for callbacks in (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,8 @@ from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
-from lightning_hotcompile.swap.optimizer_step import is_watched
+from lightning_hotcompile.swap.optimizer_step import ReplacedStep, is_watched
+from lightning_hotcompile.swap.static_marks import MARK
 from lightning_hotcompile.swap.witness import Witness
 
 STEPS = 8
@@ -160,6 +163,39 @@ def test_a_rate_of_zero_moves_nothing(kind: str, groups: int) -> None:
     assert all(weight.isfinite().all() for weight in plain.model.parameters())
     assert_equal_states(plain.state(), swapped.state())
     assert swapped.witness.total_runs == 2, "with a rate of 0 the step is eager"
+
+
+def test_a_rate_may_be_an_array_of_numpys() -> None:
+    plain, swapped = Arm("AdamW", compiled=False), Arm("AdamW", compiled=True)
+    for step in range(4):
+        for arm in (plain, swapped):
+            arm.optimizer.param_groups[0]["lr"] = np.where(step < 2, 0.01, 0.02)
+            arm.step()
+    torch.testing.assert_close(plain.model.state_dict(), swapped.model.state_dict())
+    assert swapped.witness.total_runs == 4
+
+
+def test_no_tensor_is_marked_as_one_that_never_moves() -> None:
+    arm = Arm("AdamW", compiled=True)
+    weight = arm.model[0].weight
+    vars(weight)[MARK] = "unguarded"  # by somebody else
+    for _ in range(3):
+        arm.step()
+    assert arm.witness.total_runs == 3
+    state = [v for s in arm.optimizer.state.values() for v in s.values()]
+    marked = [t for t in (*arm.model.parameters(), *state) if MARK in vars(t)]
+    assert [t is weight for t in marked] == [True]
+    assert vars(weight)[MARK] == "unguarded"
+
+
+def test_its_signature_is_that_of_eager() -> None:
+    bare = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    before = inspect.signature(bare.step)
+    undo = ReplacedStep(bare, lambda: None, lambda: False, may_lie_under=True).put()
+    second = ReplacedStep(bare, lambda: None, lambda: False).put()
+    assert inspect.signature(bare.step) == before
+    assert second()
+    assert undo()
 
 
 def test_reuse_compiles_nothing() -> None:

@@ -25,6 +25,9 @@ COMPILING = 3
 class Holder:
     """What a module may hold."""
 
+    seen = 0
+    later: float
+
     def __init__(self) -> None:
         self.rng = random.Random(5)
         self.ordered = OrderedDict(a=1.0, b=5.0)
@@ -32,7 +35,18 @@ class Holder:
         self.latest: deque[Any] = deque(maxlen=3)
         self.numbers = (float(n) for n in range(1, 2 * CALLS))
         self.tensors = tensors()
+        self.turned = {"a": 1.0, "b": 5.0, "c": 7.0}
+        self.ids = [4, 0, 2]
+        self.known = {16, 3, 8}
+        self.late = {"a": 1.0}
+        self.by_name = {f"{n:02}": float(n) for n in range(2 * CALLS)}
         self.n = 0
+
+    def turn(self) -> None:
+        """Between two calls: the same keys in another order, and new ones."""
+        (first, value), *others = self.turned.items()
+        self.turned = {**dict(others), first: value}
+        self.late["b"] = self.later = 3.0
 
 
 def tensors() -> Iterator[Tensor]:
@@ -98,6 +112,96 @@ def first_item(h: Holder, x: Tensor) -> Tensor:
     return x * value
 
 
+def promoted(h: Holder, x: Tensor) -> Tensor:
+    value = h.ordered["a"]
+    h.ordered.move_to_end("a")
+    return x * value
+
+
+def one_by_one(x: Tensor, **values: float) -> Tensor:
+    for value in values.values():
+        x = x * value + 1
+    return x
+
+
+def as_keywords(h: Holder, x: Tensor) -> Tensor:
+    return one_by_one(x, **h.turned)
+
+
+def as_a_copy(h: Holder, x: Tensor) -> Tensor:
+    return one_by_one(x, **h.turned.copy()) + one_by_one(x, **{"d": 2.0, **h.turned})
+
+
+def into_another(h: Holder, x: Tensor) -> Tensor:
+    values = {"d": 2.0}
+    values.update(h.turned)
+    return one_by_one(x, **(values | h.turned))
+
+
+def each_once(h: Holder, x: Tensor) -> Tensor:
+    for i in set(h.ids):
+        x = x * i + 1
+    return x
+
+
+def those_that_are_left(h: Holder, x: Tensor) -> Tensor:
+    wanted = {*h.ids, 9} - {9}
+    return torch.stack([x + i for i in wanted]) * torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
+
+
+def common_ones(h: Holder, x: Tensor) -> Tensor:
+    (first, second, third) = frozenset(h.ids) & {0, 2, 4}
+    return x * first * 2 + second * 3 + third
+
+
+def with_one_more(h: Holder, x: Tensor) -> Tensor:
+    h.known.add(len(h.known) * 8)
+    for i in h.known:
+        x = x * i + 1
+    return x
+
+
+def one_of_them(h: Holder, x: Tensor) -> Tensor:
+    value = h.known.pop()
+    h.known.add(value)
+    return x * value
+
+
+def only_looked_at(h: Holder, x: Tensor) -> Tensor:
+    wanted = set(h.ids)
+    return x * (2 in wanted) + len(wanted)
+
+
+def shared_by_all(h: Holder, x: Tensor) -> Tensor:
+    type(h).seen += 1
+    return x * h.seen
+
+
+def with_a_late_key(h: Holder, x: Tensor) -> Tensor:
+    taken = h.late.pop("a")
+    h.late["a"] = taken
+    return x * taken * h.late.get("b", 2.0)
+
+
+def or_another_key(h: Holder, x: Tensor) -> Tensor:
+    try:
+        return x * h.late["b"]
+    except KeyError:
+        return x * 2
+
+
+def or_another_attribute(h: Holder, x: Tensor) -> Tensor:
+    try:
+        return x * h.later
+    except AttributeError:
+        return x * 2
+
+
+def by_a_name_with_a_number(h: Holder, x: Tensor) -> Tensor:
+    h.n += 1
+    return x * len(f"{h.n:03}") * h.by_name[f"{h.n:02}"]
+
+
 def latest(h: Holder, x: Tensor) -> Tensor:
     h.latest.append(h.n)
     h.n += 1
@@ -124,7 +228,7 @@ def for_once(h: Holder, x: Tensor) -> Tensor:
     return x
 
 
-WITHOUT_GRAPH = (random_loop, for_once, latest, latest_tensors)
+WITHOUT_GRAPH = (random_loop, for_once, latest, latest_tensors, each_once, those_that_are_left, common_ones)
 """A loop that would be left half-way is no graph, and these deques are used before any tensor is."""
 
 FUNCTIONS = [
@@ -134,9 +238,13 @@ FUNCTIONS = [
 
 def results(call: Callable[[Holder, Tensor], Tensor]) -> tuple[list[Tensor], Any]:
     random.seed(1)
+    Holder.seen = 0
     holder = Holder()
-    found = [call(holder, torch.arange(16.0).view(2, 8) + n) for n in range(CALLS)]
-    return found, (random.getstate(), holder.rng.getstate())
+    found = []
+    for n in range(CALLS):
+        found.append(call(holder, torch.arange(16.0).view(2, 8) + n))
+        holder.turn()
+    return found, (random.getstate(), holder.rng.getstate(), list(holder.ordered))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)

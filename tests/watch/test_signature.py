@@ -216,6 +216,14 @@ class TestValues:
             reader.read((x(), i))
         assert reader.read((x(), 1)) != reader.read((x(), "1"))
 
+    def test_of_a_long_list_only_the_types_count(self) -> None:
+        reader = SignatureReader(model())
+        first = reader.read((x(), [list(range(n)) for n in (100, 200)]))
+        assert reader.read((x(), [[7] * n for n in (300, 65)])) == first
+        assert first.values == ()
+        assert reader.read((x(), [[7] * 300, [*range(64), "a"]])) != first
+        assert reader.read((x(), [[7] * 300, [*range(64), x()]])) != first
+
     def test_a_new_reader_starts_afresh(self) -> None:
         reader = SignatureReader(model())
         for i in range(6):
@@ -251,6 +259,14 @@ class TestModelState:
             "train/eval switch: 4 entries -> 5",
             "requires_grad switch: 4 entries -> 6",
         ]
+
+    def test_one_that_is_given_up_is_not_kept(self) -> None:
+        module = model()
+        reader, gone = SignatureReader(module), weakref.ref(module[0])
+        del module[0]
+        for _ in range(20):
+            reader.read(x())
+        assert gone() is None
 
     def test_odd_training_flags_are_read(self) -> None:
         module = model()

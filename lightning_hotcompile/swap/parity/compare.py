@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,14 @@ from torch import Tensor
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import random_state_kept, why_not_cloned
-from lightning_hotcompile.swap.parity.difference import Run, all_agree, largest_difference, same_kinds
+from lightning_hotcompile.swap.parity.difference import (
+    Run,
+    all_agree,
+    has_no_gradients,
+    largest_difference,
+    same_kinds,
+)
+from lightning_hotcompile.swap.parity.reach import Reach
 from lightning_hotcompile.swap.parity.trial import Trial
 
 _log = logging.getLogger(__name__)
@@ -61,6 +68,15 @@ class Parity:
     """Positions of inputs that the compiled backward needs as they were, and eager's does not; and of such
     outputs, as of :func:`~lightning_hotcompile.swap.parity.difference.of_output`."""
 
+    reach: Reach = field(default_factory=dict)
+    """Inputs on which not all outputs depend, see :mod:`~lightning_hotcompile.swap.backward`."""
+
+    several: bool = False
+    """Whether more than one output has a gradient."""
+
+    sharing: tuple[int, ...] = ()
+    """Positions of inputs whose gradients, from compiled code, share the memory of another one."""
+
     @property
     def failed(self) -> bool:
         """Whether it was compared and does not agree."""
@@ -75,6 +91,7 @@ def compare(
     neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None = None,
     *,
     draws_as_eager: bool = False,
+    backward_outside: bool = False,
 ) -> Parity:
     """Run both on clones of the same inputs, forward and backward, and compare.
 
@@ -85,6 +102,8 @@ def compare(
     graph eager and compiled without its random numbers, must agree by the strict rule. With
     ``draws_as_eager`` both must have drawn as many numbers as well, since after one that was left out the
     next draws are others, and on a CPU nothing is held against noise: it hides that two changed places.
+
+    With ``backward_outside`` gradients are taken without the autocast around this.
 
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code
@@ -101,7 +120,8 @@ def compare(
     try:
         # Hooks around the real call (activation checkpointing, offloading) are not told of these runs.
         with random_state_kept(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
-            return _Comparison(Trial(inputs, held), draws_as_eager).between(eager, compiled, neutral)
+            trial = Trial(inputs, held, backward_outside=backward_outside)
+            return _Comparison(trial, draws_as_eager).between(eager, compiled, neutral)
     except torch.OutOfMemoryError as error:
         return Parity(agrees=None, reason=f"not compared for lack of memory: {str(error).splitlines()[0]}")
     except Exception as error:  # noqa: BLE001
@@ -119,13 +139,14 @@ class _Raised(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class _Strict:
-    """What a run with the same seed said: ``needed`` as in :class:`Parity`, of the compiled backward."""
+    """What a run with the same seed said: ``needed`` and ``sharing`` as in :class:`Parity`."""
 
     difference: float
     kinds: bool
     agrees: bool
     as_many: bool
     needed: tuple[int, ...]
+    sharing: tuple[int, ...]
 
     @property
     def why_not(self) -> str:
@@ -151,11 +172,22 @@ class _Comparison:
         """Compare two functions: strictly, else against the noise and without random numbers."""
         first = self._trial.run(eager, _SEEDS[0])
         learned = Parity(
-            agrees=True, changed=first.changed, changed_held=first.changed_held, stochastic=first.random
+            agrees=True,
+            changed=first.changed,
+            changed_held=first.changed_held,
+            stochastic=first.random,
+            reach=first.reach,
+            several=first.several,
         )
+        if self._trial.shares_what_changes(first.changed):
+            return replace(
+                learned, agrees=False, reason="an input is changed that shares memory with another"
+            )
+        if self._needs_all_outputs(first, eager):
+            return replace(learned, agrees=False, reason="an output that is not used would change gradients")
         try:
             found = self._strictly(first, eager, compiled)
-            learned = replace(learned, error=found.difference, needed=found.needed)
+            learned = replace(learned, error=found.difference, needed=found.needed, sharing=found.sharing)
             if self._draws_as_eager and not found.as_many:  # if all else agrees, the next draw is another
                 return replace(learned, agrees=False, reason="does not draw as many random numbers as eager")
             if found.agrees:
@@ -171,6 +203,14 @@ class _Comparison:
             return replace(learned, agrees=False, reason=str(error))
         return replace(learned, agrees=False, reason=found.why_not)
 
+    def _needs_all_outputs(self, first: Run, eager: CompiledFn) -> bool:
+        """Whether zeros for the gradients of outputs, as compiled code takes for unused ones, do something.
+
+        Eager does not go there: the root of a zero, say, has no derivative that could be multiplied by 0, and
+        a hook, or the user's own backward, may divide by the norm of what it is given.
+        """
+        return first.several and not has_no_gradients(self._trial.run(eager, _SEEDS[0], unused=True))
+
     def _strictly(self, first: Run, eager: CompiledFn, compiled: CompiledFn) -> _Strict:
         """Numbers that a GPU has drawn are not counted: kernels take more of them than they use."""
         with self._trial.held_put_back():
@@ -185,7 +225,14 @@ class _Comparison:
             agrees = kinds and all_agree(first, result, lambda: self._reference(first, eager))
             as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
         needed = tuple(i for i in result.saved if i not in first.saved)
-        return _Strict(difference=difference, kinds=kinds, agrees=agrees, as_many=as_many, needed=needed)
+        return _Strict(
+            difference=difference,
+            kinds=kinds,
+            agrees=agrees,
+            as_many=as_many,
+            needed=needed,
+            sharing=result.sharing,
+        )
 
     def _reference(self, first: Run, eager: CompiledFn) -> Run | None:
         """Eager in 64 bit; ``None`` where it draws other numbers there, as ``randn_like`` does."""

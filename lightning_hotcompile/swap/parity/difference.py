@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import agree_within_tolerance
+from lightning_hotcompile.swap.parity.reach import Reach
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Relative and absolute tolerance by dtype; those of PyTorch's own training benchmark for fp32 and below."""
@@ -28,7 +29,9 @@ class Run:
     ``changed`` are the positions of the inputs that the run changed in place, ``changed_held`` those of
     the tensors that the graph holds; ``random`` tells whether it drew random numbers, ``on_cpu`` whether all
     of them came from the CPU's generator, and ``drawn`` is the state of that after the forward. ``saved`` are
-    the positions of the inputs that the backward needs, and of the outputs as of :func:`of_output`.
+    the positions of the inputs that the backward needs, and of the outputs as of :func:`of_output`. Those in
+    ``sharing`` have gradients that share the memory of an earlier one; ``reach`` is that of
+    :func:`~lightning_hotcompile.swap.parity.reach.uneven_reach`.
     """
 
     tensors: list[Tensor]
@@ -40,6 +43,10 @@ class Run:
     on_cpu: bool = False
     drawn: Tensor | None = None
     saved: tuple[int, ...] = ()
+    sharing: tuple[int, ...] = ()
+    reach: Reach = field(default_factory=dict)
+    several: bool = False
+    """Whether more than one output has a gradient."""
 
 
 def of_output(place: int) -> int:
@@ -97,6 +104,11 @@ def _gap_of_part(x: Tensor, y: Tensor) -> Tensor:
     both_odd = ~x.isfinite() & ~y.isfinite() & ((x == y) | (x.isnan() & y.isnan()))
     gap = torch.where(both_odd, torch.zeros_like(gap), gap)
     return torch.nan_to_num(gap, nan=float("inf"), posinf=float("inf")).max()
+
+
+def has_no_gradients(run: Run) -> bool:
+    """Whether all of them are zeros, if there are any."""
+    return not any(bool(g.any()) for g in map(_dense, run.gradients) if g is not None)
 
 
 def _by_dtype(tensor: Tensor) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,8 @@ from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
-from lightning_hotcompile.swap.thread_state import put_back_after_errors
+from lightning_hotcompile.swap.parity.reach import uneven_reach
+from lightning_hotcompile.swap.thread_state import put_back_after_errors, without_autocast
 
 _COTANGENT_SEED = 20_021
 
@@ -29,33 +31,46 @@ class Trial:
     Args:
         inputs: of the graph.
         held: tensors that the functions hold by themselves; each run finds them as they were.
+        backward_outside: whether backwards run outside of the autocast around the forward.
     """
 
-    def __init__(self, inputs: Sequence[Any], held: Sequence[Tensor]) -> None:
+    def __init__(
+        self, inputs: Sequence[Any], held: Sequence[Tensor], *, backward_outside: bool = False
+    ) -> None:
         self._inputs = inputs
         self._held = held
+        self._around_backward = without_autocast if backward_outside else contextlib.nullcontext
 
     def held_put_back(self) -> AbstractContextManager[None]:
         """Held tensors that are changed inside have their values again afterwards."""
         return _put_back(self._held)
 
-    def run(self, function: CompiledFn, seed: int, *, widened: bool = False, last: bool = False) -> Run:
+    def run(
+        self,
+        function: CompiledFn,
+        seed: int,
+        *,
+        widened: bool = False,
+        last: bool = False,
+        unused: bool = False,
+    ) -> Run:
         """One run, gradients with one random cotangent.
 
         The last one leaves the held tensors as they become, so that no copy of them is needed: it has to be
-        inside of :meth:`held_put_back`. ``widened`` runs in 64 bit, without what is held.
+        inside of :meth:`held_put_back`. ``widened`` runs in 64 bit, without what is held; ``unused`` takes
+        zeros for the cotangent.
         """
         if not (last or widened):
             with _put_back(self._held):
-                run = self.run(function, seed, last=True)
+                run = self.run(function, seed, last=True, unused=unused)
                 count = len(run.inputs) - len(self._held)
                 return replace(run, inputs=run.inputs[:count] + [t.clone() for t in run.inputs[count:]])
         torch.manual_seed(seed)
         clones = _widened(self._inputs) if widened else clone_inputs(self._inputs)
         held = [] if widened else list(self._held)
         # Before the run: it may write what wants a gradient into an input that wants none.
-        leaves = [leaf_of(t) for t in clones if isinstance(t, Tensor) and t.requires_grad]
-        leaves += [t for t in held if t.requires_grad]
+        to_inputs = {i: leaf_of(t) for i, t in enumerate(clones) if isinstance(t, Tensor) and t.requires_grad}
+        leaves = [*to_inputs.values(), *(t for t in held if t.requires_grad)]
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
         saved: set[int] = set()
 
@@ -65,9 +80,10 @@ class Trial:
 
         with put_back_after_errors(), saved_tensors_hooks(pack, _as_it_is):
             outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
-        after = RandomState()
+        after, reach = RandomState(), uneven_reach(outputs, to_inputs)
         torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
-        gradients = _gradients(outputs, leaves)
+        with self._around_backward():
+            gradients = _gradients(outputs, leaves, torch.zeros_like if unused else _cotangent)
         changed = [_has_changed(t, v) for t, v in zip((*clones, *held), versions, strict=True)]
         return Run(
             tensors=[t.detach() for t in outputs],
@@ -82,6 +98,22 @@ class Trial:
                 *(i for i, clone in enumerate(clones) if _is_among(clone, saved)),
                 *(of_output(i) for i, output in enumerate(outputs) if _is_among(output, saved)),
             ),
+            sharing=_sharing(dict(zip(to_inputs, gradients, strict=False))),
+            reach=reach,
+            several=sum(t.requires_grad for t in outputs) > 1,
+        )
+
+    def shares_what_changes(self, changed: Sequence[int]) -> bool:
+        """Whether the graph changes one of two inputs that overlap in memory.
+
+        Compiled code writes to both as they lay when it was compiled, and no guard looks at that.
+        """
+        tensors = {id(t): t for t in self._inputs if isinstance(t, Tensor) and _memory_of(t) and t.numel()}
+        written = [t for i in changed if (t := self._inputs[i]) is not None and id(t) in tensors]
+        return any(
+            other is not tensor and _memory_of(other) == _memory_of(tensor) and _overlap(other, tensor)
+            for tensor in written
+            for other in tensors.values()
         )
 
     def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
@@ -132,12 +164,42 @@ def _put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
         kept.put_back()
 
 
-def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+def _gradients(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], cotangent_of: Callable[[Tensor], Tensor]
+) -> list[Tensor | None]:
     differentiable = [t for t in outputs if t.requires_grad]
     if not (differentiable and leaves and torch.is_grad_enabled()):
         return []
-    cotangents = [_cotangent(t) for t in differentiable]
+    cotangents = [cotangent_of(t) for t in differentiable]
     return list(torch.autograd.grad(differentiable, leaves, cotangents, allow_unused=True))
+
+
+def _sharing(gradients: Mapping[int, Tensor | None]) -> tuple[int, ...]:
+    """Positions of gradients that share memory with one at an earlier position; not one tensor for both."""
+    found: dict[int, list[Tensor]] = {}
+    sharing = []
+    for i, gradient in gradients.items():
+        if gradient is None or not _memory_of(gradient) or not gradient.numel():
+            continue
+        others = found.setdefault(_memory_of(gradient), [])
+        if any(gradient is not other and _overlap(gradient, other) for other in others):
+            sharing.append(i)
+        others.append(gradient)
+    return tuple(sharing)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one memory have a part of it in common, as far as their ends tell."""
+    (first, last), (other_first, other_last) = map(_ends, (a, b))
+    return first <= other_last and other_first <= last
+
+
+def _ends(tensor: Tensor) -> tuple[int, int]:
+    """The first and last byte of its elements, in its memory."""
+    first = tensor.storage_offset()
+    last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    size = tensor.element_size()
+    return int(first * size), int((last + 1) * size - 1)
 
 
 def _cotangent(output: Tensor) -> Tensor:

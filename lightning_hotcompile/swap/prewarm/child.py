@@ -8,6 +8,7 @@ ends them all, since they share its process group.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -58,6 +59,8 @@ def main(folder: Path) -> int:
 
 def _be_modest(settings: dict[str, Any]) -> None:
     os.nice(settings["nice"])
+    with contextlib.suppress(OSError):  # where memory runs out, what is compiled goes and not the training
+        Path("/proc/self/oom_score_adj").write_text("1000")
     if settings["memory_limit"] is not None:
         import resource
 

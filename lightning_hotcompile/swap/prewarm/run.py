@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from lightning_hotcompile.swap.prewarm.symbols import NotPortable
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 
 _POLL_EVERY = 10
+_POLL_AFTER_S = 0.25  # where steps are long
 
 
 class PrewarmRun:
@@ -59,6 +61,7 @@ class PrewarmRun:
         self._left_out: list[str] = []
         self._graphs = 0
         self._polls = 0
+        self._looked_at = 0.0
         self._over = False
         self._child = Prewarm(
             cache_dir=folder_in_use(), toolchain=(device,), limit_s=600.0 if limit_s is None else limit_s
@@ -102,7 +105,11 @@ class PrewarmRun:
         self._polls += 1
         if self._graphs == 0:
             return not self.is_tracing
-        if not self._over and self._polls % _POLL_EVERY == 0 and self._child.poll().state != "running":
+        now = time.monotonic()
+        if self._over or (self._polls % _POLL_EVERY and now - self._looked_at < _POLL_AFTER_S):
+            return self._over
+        self._looked_at = now
+        if self._child.poll().state != "running":
             self._over = True
             self._fewer.end()
         return self._over

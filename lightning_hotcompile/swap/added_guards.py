@@ -1,0 +1,71 @@
+"""Guards that Dynamo leaves out: on what it has found in no dict and in no object, and on the order of keys.
+
+Compiled code would go on without a key that a later batch has (``batch.pop("labels")`` and then
+``batch.get("mask")``), with the fallback of a ``try`` around a missing key or attribute that a hook has added
+since, or through keyword arguments in the order that they had while it was traced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.exc import ObservedAttributeError
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import is_from_local_source
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
+
+from lightning_hotcompile.swap.overrides import Override
+
+_REMOVE = ("pop", "clear")
+_ABSENT_KEY = "getitem_const_raise_exception_if_absent"
+
+
+def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
+    """What Dynamo does otherwise.
+
+    Args:
+        break_the_graph: not used: nothing is left to Python.
+    """
+
+    def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name in _REMOVE and variable.source is not None:
+            variable.install_dict_keys_match_guard()  # which is taken to be there for what comes after it
+        return prior(variable, tx, name, *args, **kwargs)
+
+    def keys_match(prior: Any, variable: Any) -> Any:
+        """The order as well."""
+        if variable.source is not None and is_from_local_source(variable.source):
+            _tracing().output.guard_on_key_order.add(variable.source)
+        return prior(variable)
+
+    def absent_key(prior: Any, variable: Any, tx: Any, key: Any) -> Any:
+        if variable.source is not None and key not in variable:
+            variable.install_dict_contains_guard(tx, [key])
+        return prior(variable, tx, key)
+
+    def absent_attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
+        try:
+            return prior(variable, tx, name)
+        except ObservedAttributeError:
+            if variable.source is not None and not hasattr(variable.value, name):
+                guard = functools.partial(GuardBuilder.HASATTR, attr=name)
+                install_guard(variable.source.make_guard(guard))
+            raise
+
+    def of_tracing(*_: Any, **__: Any) -> Any:
+        return _tracing()
+
+    found = [
+        Override(ConstDictVariable, "call_method", dict_method),
+        Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
+        Override(ConstDictVariable, _ABSENT_KEY, absent_key),
+        Override(UserDefinedObjectVariable, "generic_getattr", absent_attribute),
+    ]
+    return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+
+
+def _tracing() -> Any:
+    return InstructionTranslator.current_tx()

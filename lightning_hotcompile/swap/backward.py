@@ -1,0 +1,157 @@
+"""Gradients that compiled code returns in another way than eager: ``None``, and memory of their own.
+
+AOTAutograd's backward is one function of the gradients of all outputs. It takes zeros for the one of an
+output that is not used (a pooler, an auxiliary head whose loss comes later), so parameters that nothing else
+depends on would get zeros, and optimizers would go on with weight decay and momentum where eager leaves them
+alone.
+
+What it returns for two parameters may be one memory (``a + b.view(...)`` has one gradient). Eager copies one
+of them; here autograd keeps both as they are, and whatever is done in place (clipping, a second backward into
+the same gradients) would be done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.nn import Parameter
+
+from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.parity.difference import flat
+from lightning_hotcompile.swap.parity.reach import Reach
+
+_COMPILED = "CompiledFunctionBackward"
+_MOST_VIEWS = 4
+"""Between an output and the function that made it: AOTAutograd makes views of outputs anew."""
+
+
+class BackwardAsEager:
+    """Compiled code with a hook on its backward.
+
+    Args:
+        compiled: the code of one graph.
+        reach: of that graph, as of :func:`~lightning_hotcompile.swap.parity.reach.uneven_reach`.
+        sharing: positions of inputs whose gradients get a memory of their own.
+    """
+
+    def __init__(self, compiled: CompiledFn, reach: Reach, sharing: Collection[int] = ()) -> None:
+        self._compiled = compiled
+        self._reach = reach
+        self._sharing = sharing
+        self._is_known = False
+        self._places: list[int] = []
+        """Of outputs that the function has made."""
+
+        self._outputs: dict[int, int] = {}
+        """These, by their number among the outputs of the function."""
+
+        self._depending: dict[int, frozenset[int]] = {}
+        """The reach, by the number among the inputs of the function."""
+
+        self._copied: frozenset[int] = frozenset()
+        """Numbers of the inputs that share."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+        # Before the run, which may change an input in place: it then comes from the function itself.
+        edges = {} if self._is_known else self._edges(args)
+        outputs = self._compiled(*args)
+        tensors = [output for output in flat(outputs) if isinstance(output, Tensor)]
+        if not self._is_known:
+            self._learn(edges, tensors)
+        for place in self._places:
+            if (node := _made_by(tensors[place])[0]) is not None:
+                node.register_hook(self._as_eager)
+                break
+        return outputs
+
+    def _edges(self, args: Sequence[Any]) -> dict[int, tuple[int, int]]:
+        if not torch.is_grad_enabled():
+            return {}
+        return {i: _edge(args[i]) for i in (*self._reach, *self._sharing) if args[i].requires_grad}
+
+    def _learn(self, edges: Mapping[int, tuple[int, int]], tensors: Sequence[Tensor]) -> None:
+        made = {place: _made_by(tensor) for place, tensor in enumerate(tensors)}
+        node = next((node for node, _ in made.values() if node is not None), None)
+        if node is None:  # a run without gradients, or code that is not AOTAutograd's
+            return
+        numbers = {_number(edge): j for j, edge in enumerate(node.next_functions) if edge[0] is not None}
+        found = {i: numbers[edge] for i, edge in edges.items() if edge in numbers}
+        self._outputs = {number: place for place, (by, number) in made.items() if by is node}
+        self._depending = {j: self._reach[i] for i, j in found.items() if i in self._reach}
+        self._copied = frozenset(j for i, j in found.items() if i in self._sharing)
+        self._places = list(self._outputs.values()) if found else []
+        self._is_known = True
+
+    def _as_eager(self, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            gradient.clone() if j in self._copied and gradient is not None else gradient
+            for j, gradient in enumerate(self._none_for_unused(grad_inputs, grad_outputs))
+        )
+
+    def _none_for_unused(self, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> Sequence[Any]:
+        numbers = {number for number, gradient in enumerate(grad_outputs) if gradient is not None}
+        if not numbers <= self._outputs.keys():
+            return grad_inputs  # an input that was changed in place is used, too
+        used = {self._outputs[number] for number in numbers}
+        return [
+            None if used.isdisjoint(self._depending.get(j, used)) else gradient
+            for j, gradient in enumerate(grad_inputs)
+        ]
+
+
+class SeparateBackwards:
+    """Whether the outputs of an eager run have backwards of their own that compiled code could not have.
+
+    To autograd a compiled graph is one function. A backward through one output frees what those of all others
+    need, and weights that an optimizer has changed since are of no use to any of them.
+
+    Args:
+        args: of the run.
+        outputs: of the run, before any backward.
+    """
+
+    def __init__(self, args: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self.found = False
+        self._weights = [(arg, version_of(arg)) for arg in args if isinstance(arg, Parameter)]
+        self._task: int | None = None
+        self._is_freed = False
+        for output in outputs:
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                output.register_hook(self._see)  # type: ignore[no-untyped-call]
+
+    def _see(self, _: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if self._task is not None and task != self._task:
+            changed = any(version_of(weight) != version for weight, version in self._weights)
+            self.found = self.found or self._is_freed or changed
+        if task != self._task:
+            self._task = task
+            self._is_freed = self._is_freed or not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def _made_by(output: Tensor) -> tuple[Node | None, int]:
+    """The compiled function that an output comes from, be it as a view, and its number there."""
+    node, number = output.grad_fn, output.output_nr
+    for _ in range(_MOST_VIEWS):
+        if node is None or node.name() == _COMPILED:
+            break
+        node, number = node.next_functions[0] if node.next_functions else (None, 0)
+    return (node, number) if node is not None and node.name() == _COMPILED else (None, 0)
+
+
+def _edge(value: Tensor) -> tuple[int, int]:
+    """What tells where the gradient of a tensor goes."""
+    if value.grad_fn is None:
+        return id(value), 0
+    return id(value.grad_fn), value.output_nr
+
+
+def _number(edge: tuple[Any, int]) -> tuple[int, int]:
+    """The same of an edge in the graph of autograd."""
+    node, number = edge
+    return id(getattr(node, "variable", node)), number

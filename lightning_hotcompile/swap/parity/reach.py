@@ -1,0 +1,39 @@
+"""Which outputs of a graph depend on which of its inputs, as autograd has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+Reach = Mapping[int, frozenset[int]]
+"""For positions of inputs the places, among the tensors of the outputs, of those that depend on them."""
+
+
+def uneven_reach(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> Reach:
+    """The inputs on which some outputs with a gradient depend, and others do not.
+
+    Args:
+        outputs: of a run of a graph in eager mode, before any backward.
+        leaves: what the gradients of its inputs go to, by their positions.
+    """
+    found = {place: _leaves_of(out.grad_fn) for place, out in enumerate(outputs) if out.grad_fn is not None}
+    if len(found) < 2:
+        return {}
+    reach = {i: frozenset(p for p, of in found.items() if id(leaf) in of) for i, leaf in leaves.items()}
+    return {i: places for i, places in reach.items() if 0 < len(places) < len(found)}
+
+
+def _leaves_of(node: Node) -> set[int]:
+    """Identities of the leaves that a backward from here comes to."""
+    seen, todo, leaves = {node}, [node], set[int]()
+    while todo:
+        each = todo.pop()
+        if (leaf := getattr(each, "variable", None)) is not None:
+            leaves.add(id(leaf))
+        for following, _ in each.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return leaves
