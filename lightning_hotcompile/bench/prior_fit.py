@@ -24,8 +24,8 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """What each scope gains, as the plain numbers of a :class:`~lightning_hotcompile.plan.prior.Gain`.
 
     Args:
-        rows: with ``plan``, ``eager_ms``, ``speedup``, ``ops``, ``elements`` and ``seconds``; those without
-            a speed-up are left out.
+        rows: with ``case``, ``plan``, ``eager_ms``, ``speedup``, ``ops``, ``elements`` and ``seconds``; those
+            without a speed-up are left out.
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -36,6 +36,7 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class _Case:
+    name: object
     step_s: float
     speedup: float
     ops: OpStatistics
@@ -44,11 +45,12 @@ class _Case:
 def _gain(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     cases = [
         _Case(
+            row.get("case", i),
             1e-3 * row["eager_ms"],
             row["speedup"],
             OpStatistics.of(row["ops"], row.get("elements") or {}, row.get("seconds")),
         )
-        for row in rows
+        for i, row in enumerate(rows)
     ]
     timed = all(case.ops.light_s is not None for case in cases)
     choices = [c for c in _CHOICES if timed or "light" not in c]
@@ -97,10 +99,10 @@ def _fit(cases: Sequence[_Case], choice: frozenset[str]) -> Gain:
 
 
 def _error_unseen(cases: Sequence[_Case], choice: frozenset[str]) -> float:
-    """Root mean square of the logarithm's error, each case predicted from all others."""
+    """Root mean square of the logarithm's error, each case predicted from all others, on any machine."""
     errors = []
-    for i, case in enumerate(cases):
-        others = _fit([*cases[:i], *cases[i + 1 :]], choice)
+    for case in cases:
+        others = _fit([other for other in cases if other.name != case.name], choice)
         errors.append(math.log(case.speedup / others.speedup(case.step_s, case.ops)))
     return math.sqrt(math.fsum(e * e for e in errors) / len(errors))
 

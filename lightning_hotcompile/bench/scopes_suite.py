@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -14,6 +15,8 @@ from lightning_hotcompile.bench.prior_fit import fitted
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.plan.prior import OpStatistics
+
+_OF_A_MACHINE = ("machine", "versions", "commit", "command", "date")
 
 FUSED = "+fused"
 """End of the name of a scope that is measured with torch's fused optimizers, in the eager steps too."""
@@ -36,7 +39,7 @@ class ScopesSuite(CaseSuite):
     """Measures scopes on cases.
 
     Raises:
-        ConfigError: an unknown case, or fewer than 10 pairs.
+        ConfigError: an unknown case, fewer than 10 pairs, or a file that is not there.
     """
 
     scopes: Mapping[str, Mapping[str, Any]]
@@ -45,8 +48,14 @@ class ScopesSuite(CaseSuite):
     pairs: int = 40
     """Pairs of an eager and a compiled step."""
 
+    also: Sequence[str] = ()
+    """Results of this suite, of other machines say, to which the prior is fitted as well: JSON files."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        for file in self.also:
+            if not Path(file).is_file():
+                raise ConfigError(f"also: there is no file {file!r}: give a scopes.json of another run.")
         if self.pairs < 10:
             raise ConfigError(f"pairs={self.pairs!r} is not allowed: give 10 or more.")
 
@@ -74,7 +83,10 @@ class ScopesSuite(CaseSuite):
 
     def files(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, str]:
         """The table, the page and the prior."""
-        prior = {**facts, "gains": fitted(rows)}
+        others = [json.loads(Path(file).read_text("utf-8")) for file in self.also]
+        machines = [{name: each.get(name) for name in _OF_A_MACHINE} for each in (facts, *others)]
+        gains = fitted([*rows, *(row for other in others for row in other["rows"])])
+        prior = {"measured": machines, "gains": gains}
         return {**super().files(rows, facts), "prior.json": json.dumps(prior, indent=1) + "\n"}
 
     def frame(self, rows: Sequence[Row]) -> pd.DataFrame:

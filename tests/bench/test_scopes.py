@@ -88,6 +88,15 @@ def test_what_cannot_be_compiled_is_a_row_with_its_reason(tmp_path: Path) -> Non
     assert "gan" not in (tmp_path / "scopes.md").read_text().split("## Where")[0].split("| case")[1]
 
 
+def test_the_prior_is_fitted_to_other_machines_too(tmp_path: Path) -> None:
+    run(tmp_path / "one", FakeRunner())
+    run(tmp_path / "two", FakeRunner(), also=[str(tmp_path / "one" / "scopes.json")])
+    prior = json.loads((tmp_path / "two" / "prior.json").read_text())
+    assert Gain(**prior["gains"]["step"]).cases == 12
+    assert [each["command"] for each in prior["measured"]] == ["test", "test"]
+    assert len(pd.read_csv(tmp_path / "two" / "scopes.csv")) == 12
+
+
 def test_an_interrupted_suite_goes_on_where_it_was(tmp_path: Path) -> None:
     run(tmp_path, FakeRunner(), cases=["mlp"])
     second = FakeRunner()
@@ -136,7 +145,14 @@ def test_choosing() -> None:
     assert suite.chosen("all", False).cases == list(CASES)
 
 
-@pytest.mark.parametrize(("changes", "text"), [({"cases": ["mpl"]}, "'mpl'.*mlp"), ({"pairs": 3}, "pairs=3")])
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"cases": ["mpl"]}, "'mpl'.*mlp"),
+        ({"pairs": 3}, "pairs=3"),
+        ({"also": ["nowhere.json"]}, "also.*'nowhere.json'"),
+    ],
+)
 def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         ScopesSuite(**{"cases": ["mlp"], "quick_cases": ["mlp"], "scopes": SCOPES, **changes})
