@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._dynamo import config
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
@@ -34,7 +35,8 @@ def refused(break_the_graph: Callable[..., Any]) -> list[Override]:
     """
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if variable.value is torch.autograd.grad:
+        # Where errors are raised a graph break is all that is left, and the error may come from autograd.
+        if variable.value is torch.autograd.grad and config.suppress_errors:
             inputs = (
                 kwargs["inputs"] if "inputs" in kwargs else args[_INPUTS] if len(args) > _INPUTS else None
             )

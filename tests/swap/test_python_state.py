@@ -39,14 +39,15 @@ class Holder:
         self.ids = [4, 0, 2]
         self.known = {16, 3, 8}
         self.late = {"a": 1.0}
-        self.by_name = {f"{n:02}": float(n) for n in range(2 * CALLS)}
+        self.by_name = {f"{n:02}": float(n) for n in range(100)}
         self.n = 0
 
     def turn(self) -> None:
         """Between two calls: the same keys in another order, and new ones."""
         (first, value), *others = self.turned.items()
         self.turned = {**dict(others), first: value}
-        self.late["b"] = self.later = 3.0
+        self.later = 3.0
+        self.late = {"a": 1.0, "b": 3.0}
 
 
 def tensors() -> Iterator[Tensor]:
@@ -178,9 +179,7 @@ def shared_by_all(h: Holder, x: Tensor) -> Tensor:
 
 
 def with_a_late_key(h: Holder, x: Tensor) -> Tensor:
-    taken = h.late.pop("a")
-    h.late["a"] = taken
-    return x * taken * h.late.get("b", 2.0)
+    return x * h.late.pop("a") * h.late.get("b", 2.0)
 
 
 def or_another_key(h: Holder, x: Tensor) -> Tensor:
@@ -199,7 +198,7 @@ def or_another_attribute(h: Holder, x: Tensor) -> Tensor:
 
 def by_a_name_with_a_number(h: Holder, x: Tensor) -> Tensor:
     h.n += 1
-    return x * len(f"{h.n:03}") * h.by_name[f"{h.n:02}"]
+    return x * h.by_name[f"{h.n:02}"]
 
 
 def latest(h: Holder, x: Tensor) -> Tensor:
