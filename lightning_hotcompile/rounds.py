@@ -200,7 +200,7 @@ class Rounds:
     def _return_to(self, best: _Result, track: Track, worse: _Result) -> None:
         self.now.flip.take_out()
         tried = f"scope {worse.round.plan.name} was tried: {worse.speedup:.2f}x"
-        if _were_compared(worse, best):  # so the ratios, each to eager steps of its own, are not what decided
+        if _were_compared(worse, best):  # and not by their ratios, each to eager steps of its own
             tried += ", but no faster than this one when they took turns"
         self._take_up(best, track, f"{best.state.reason}; {tried}")
         self.now.flip.go_on()

@@ -121,7 +121,10 @@ class SideGains:
         return changed
 
     def finish(self) -> None:
-        """Change back what ends with the fit; of what was replaced, too, what lay under a compiled step."""
+        """Change back what ends with the fit.
+
+        Optimizers that were replaced are asked again: a compiled step may have lain over theirs.
+        """
         for watch in (*self._before, self.fused):
             watch.finish()
 

@@ -31,7 +31,11 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     for row in rows:
         if row.get("speedup"):
             found.setdefault(row["plan"], []).append(row)
-    return {plan: _gain(cases) for plan, cases in found.items() if len(cases) >= LEAST_CASES}
+    return {plan: _gain(cases) for plan, cases in found.items() if _different(cases) >= LEAST_CASES}
+
+
+def _different(rows: Sequence[Mapping[str, Any]]) -> int:
+    return len({row.get("case", i) for i, row in enumerate(rows)})
 
 
 @dataclass(frozen=True)

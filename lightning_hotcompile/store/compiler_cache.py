@@ -168,7 +168,7 @@ def _arm(folder: Path, now: float, *, alone: bool) -> None:
 
     Most disks write down the first access after a change of the file, later ones once a day: writing
     the same times again counts as such a change. Of a header the compiler only asks whether it is there.
-    On a disk behind a network each file takes long, and training waits: the rest is left as it is.
+    On a disk behind a network each file takes long, and training waits: after a second the rest is left.
     """
     until = time.monotonic() + _MOST_ARMING_S
     files = (Path(root, name) for root, _, names in os.walk(folder) for name in names)

@@ -5,13 +5,14 @@ output that is not used (a pooler, an auxiliary head whose loss comes later), so
 depends on would get zeros, and optimizers would go on with weight decay and momentum where eager leaves them
 alone.
 
-What it returns for two parameters may be one memory (``a + b.view(...)`` has one gradient). Eager copies one
-of them; here autograd keeps both as they are, and whatever is done in place (clipping, a second backward into
-the same gradients) would be done twice.
+What it returns for two parameters may be one memory (``a + b.view(...)`` has one gradient for both). Eager
+copies one of them; here autograd keeps both as they are, and whatever is done in place (clipping, a second
+backward into the same gradients) would be done twice.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -58,29 +59,37 @@ class BackwardAsEager:
     def __call__(self, *args: Any) -> Any:
         """Run it."""
         # Before the run, which may change an input in place: it then comes from the function itself.
-        edges = {} if self._is_known else self._edges(args)
+        edges, earlier = ({}, []) if self._is_known else (self._edges(args), _makers(args))
         outputs = self._compiled(*args)
         tensors = [output for output in flat(outputs) if isinstance(output, Tensor)]
         if not self._is_known:
-            self._learn(edges, tensors)
+            self._learn(edges, earlier, tensors)
         for place in self._places:
             if (node := _made_by(tensors[place])[0]) is not None:
                 node.register_hook(self._as_eager)
                 break
         return outputs
 
-    def _edges(self, args: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    def _edges(self, args: Sequence[Any]) -> dict[int, tuple[Any, int]]:
         if not torch.is_grad_enabled():
             return {}
         return {i: _edge(args[i]) for i in (*self._reach, *self._sharing) if args[i].requires_grad}
 
-    def _learn(self, edges: Mapping[int, tuple[int, int]], tensors: Sequence[Tensor]) -> None:
+    def _learn(
+        self, edges: Mapping[int, tuple[Any, int]], earlier: Sequence[Node], tensors: Sequence[Tensor]
+    ) -> None:
+        """Whatever is held here stays alive, and so has a number of its own.
+
+        An output that is an input, or a view of one, leads to the function that has made the input.
+        """
         made = {place: _made_by(tensor) for place, tensor in enumerate(tensors)}
-        node = next((node for node, _ in made.values() if node is not None), None)
+        node = next((n for n, _ in made.values() if n is not None and n not in earlier), None)
         if node is None:  # a run without gradients, or code that is not AOTAutograd's
             return
-        numbers = {_number(edge): j for j, edge in enumerate(node.next_functions) if edge[0] is not None}
-        found = {i: numbers[edge] for i, edge in edges.items() if edge in numbers}
+        following = [(getattr(to, "variable", to), number) for to, number in node.next_functions]
+        numbers = {(id(to), number): j for j, (to, number) in enumerate(following) if to is not None}
+        by_number = {i: numbers.get((id(to), number)) for i, (to, number) in edges.items()}
+        found = {i: j for i, j in by_number.items() if j is not None}
         self._outputs = {number: place for place, (by, number) in made.items() if by is node}
         self._depending = {j: self._reach[i] for i, j in found.items() if i in self._reach}
         self._copied = frozenset(j for i, j in found.items() if i in self._sharing)
@@ -117,7 +126,8 @@ class SeparateBackwards:
 
     def __init__(self, args: Sequence[Any], outputs: Sequence[Any]) -> None:
         self.found = False
-        self._weights = [(arg, version_of(arg)) for arg in args if isinstance(arg, Parameter)]
+        weights = (arg for arg in args if isinstance(arg, Parameter))
+        self._weights = [(weakref.ref(weight), version_of(weight)) for weight in weights]
         self._task: int | None = None
         self._is_freed = False
         for output in outputs:
@@ -127,7 +137,8 @@ class SeparateBackwards:
     def _see(self, _: Tensor) -> None:
         task = torch._C._current_graph_task_id()
         if self._task is not None and task != self._task:
-            changed = any(version_of(weight) != version for weight, version in self._weights)
+            now = ((weight(), version) for weight, version in self._weights)
+            changed = any(weight is not None and version_of(weight) != version for weight, version in now)
             self.found = self.found or self._is_freed or changed
         if task != self._task:
             self._task = task
@@ -144,14 +155,12 @@ def _made_by(output: Tensor) -> tuple[Node | None, int]:
     return (node, number) if node is not None and node.name() == _COMPILED else (None, 0)
 
 
-def _edge(value: Tensor) -> tuple[int, int]:
-    """What tells where the gradient of a tensor goes."""
-    if value.grad_fn is None:
-        return id(value), 0
-    return id(value.grad_fn), value.output_nr
+def _makers(args: Sequence[Any]) -> list[Node]:
+    """The compiled functions that inputs come from."""
+    found = (_made_by(arg)[0] for arg in args if isinstance(arg, Tensor))
+    return [node for node in found if node is not None]
 
 
-def _number(edge: tuple[Any, int]) -> tuple[int, int]:
-    """The same of an edge in the graph of autograd."""
-    node, number = edge
-    return id(getattr(node, "variable", node)), number
+def _edge(value: Tensor) -> tuple[Any, int]:
+    """Where the gradient of a tensor goes: to itself, or to a number of what has made it."""
+    return (value, 0) if value.grad_fn is None else (value.grad_fn, value.output_nr)

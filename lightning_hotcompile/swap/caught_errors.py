@@ -63,9 +63,9 @@ def errors_stay_caught(break_the_graph: Callable[..., Any]) -> list[Override]:
 
 
 def _catching(translator: Any) -> Any | None:
-    """What translates the function that catches errors of the operation that is traced now, if one does.
+    """The translator of the function that would catch an error of the operation that is traced now.
 
-    That is the function with the operation, or one that it was called from.
+    That is the function with the operation, or one that it was called from; ``None`` if no function would.
     """
     raised = Raised.BY_OPERATION
     while translator is not None:
@@ -131,7 +131,7 @@ class _Handler:
 
     outcome: Raised
     by: ast.expr | None = None
-    """For a context manager that is one if this stands for ``contextlib.suppress``."""
+    """What makes a context manager, which is a handler only if that is ``contextlib.suppress``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,8 @@ def backward_with_forward(*, outside: bool = False) -> contextlib.AbstractContex
             Else AOTAutograd takes it to run inside, and matrix products of what the step computes in 32 bit
             would have gradients of 16 bit.
     """
-    settings: dict[str, Any] = {"backward_pass_autocast": "off"} if outside else {}
+    known = hasattr(functorch_config, "backward_pass_autocast")  # an older torch may not have it
+    settings: dict[str, Any] = {"backward_pass_autocast": "off"} if outside and known else {}
     patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
         force_non_lazy_backward_lowering=True, **settings
     )

@@ -59,12 +59,8 @@ _break_the_graph: Callable[..., Any] = getattr(
     torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
 )
 
-_LEFT = (
-    *(numpy_by_numpy, left_to_python, called_by_python, errors_stay_caught, entered_by_python),
-    *(refused, guarded_too),
-)
-"""What Dynamo does not stand in for, at the price of a graph break, or of the whole frame, and what it has to
-guard."""
+_LEFT = (numpy_by_numpy, left_to_python, called_by_python, errors_stay_caught, entered_by_python, refused)
+"""What Dynamo does not stand in for, at the price of a graph break, or of the whole frame."""
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,
@@ -117,7 +113,7 @@ def compiling_allowed(
             KeepsBuffers(),
             _KeepsCaches(),
             _LooksAtHooksOnce(),
-            Overrides([each for left in _LEFT for each in left(_break_the_graph)]),
+            Overrides([each for left in (*_LEFT, guarded_too) for each in left(_break_the_graph)]),
         ):
             yield
     finally:

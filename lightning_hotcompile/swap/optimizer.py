@@ -91,7 +91,7 @@ class SwappedOptimizer(SwappedRegion):
 
     @contextlib.contextmanager
     def _while_it_compiles(self) -> Iterator[None]:
-        """Dynamo has no guard on strides of gradients: only what is compiled now depends on them."""
+        """Dynamo has no guard on strides of gradients, and once it has compiled needs no marks on tensors."""
         parameters = (p for group in self.optimizer.param_groups for p in group["params"])
         with static_marks_as_before(self.optimizer), with_usual_strides(parameters):
             yield

@@ -24,7 +24,7 @@ _INPUTS = 1
 
 
 class GradientsOfResultsError(HotCompileError):
-    """Raised while a frame is traced, which then is not compiled, nor is what it was called from."""
+    """Raised while a frame is traced: it is not compiled, and neither are those that it was inlined into."""
 
 
 def refused(break_the_graph: Callable[..., Any]) -> list[Override]:

@@ -38,8 +38,9 @@ RUNS_WATCHED = 10
 class GraphAtWork:
     """What runs in place of one captured graph.
 
-    The first run is compared with eager; where the compiled backward needs inputs that eager's does not, it
-    is eager's, see :mod:`~lightning_hotcompile.swap.saved_inputs`. In the next :data:`RUNS_WATCHED` armed
+    The first run is compared with eager. Where the compiled backward needs inputs that eager's does not, see
+    :mod:`~lightning_hotcompile.swap.saved_inputs`, or where with manual optimization several outputs may have
+    a backward each, it is eager's. In the next :data:`RUNS_WATCHED` armed
     runs NaN and Inf that only the compiled code makes are found. After that a run is the compiled code and
     no more.
 
@@ -47,7 +48,7 @@ class GraphAtWork:
     the failing run had changed in place already is put back in runs that are looked at; else there is no
     copy of it, so a graph that changes its inputs (the statistics of a batch norm) may do so twice in that
     one step, random numbers may be drawn twice, and the error of a graph that changes what it holds (an
-    optimizer) is raised.
+    optimizer) is raised. So is that of a tensor with another layout, after which nothing has run.
 
     Args:
         graph: what is known about it.
@@ -80,7 +81,7 @@ class GraphAtWork:
         self._copied, self._fixed = frozenset[int](), frozenset[int]()
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._waited, self._is_decided = 0, False
-        self._backwards: SeparateBackwards | None = None
+        self._backwards: list[SeparateBackwards] = []
         if watch.parity == "off":
             graph.parity = Parity(agrees=None, reason="parity='off'")
             self._instead = None
@@ -142,7 +143,7 @@ class GraphAtWork:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
         assert self._graph.parity is not None
         outputs = self._eager(*args)
-        self._backwards = SeparateBackwards(args, flat(outputs))
+        self._backwards.append(SeparateBackwards(args, flat(outputs)))
         needed = at_positions(self._graph.parity.needed, args, flat(outputs))
         self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
         self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
@@ -172,11 +173,9 @@ class GraphAtWork:
 
         Parameters mostly are not, before the backward, and a copy of each would cost too much.
         """
-        backwards, self._backwards = self._backwards, None
-        if backwards is not None and backwards.found:
-            reason = (
-                "its outputs have backwards of their own, and what one of them needs is gone after another"
-            )
+        backwards, self._backwards = self._backwards, []
+        if any(backward.found for backward in backwards):
+            reason = "its outputs have backwards of their own, and one frees or changes what another needs"
             return self._give_up(reason, HotCompileError(f"{self._graph.region}: {reason}"))(*args)
         lasting = {i for i, seen in self._seen.items() if seen() is args[i]}
         self._copied |= lasting - self._fixed

@@ -60,7 +60,8 @@ class SignatureReader:
 
     Ints and strings in a batch count as part of its signature until they were seen to change
     three times while everything else stayed the same (file names, lengths, indices): from then
-    on only their types count. Bools always count: they switch between two ways through a step.
+    on only their types count, as from the first in long lists. Other bools always count: they switch between
+    two ways through a step.
 
     Batches that differ only in sizes that vary all the time are a family and have one signature, see
     :class:`~lightning_hotcompile.watch.family.Families`.

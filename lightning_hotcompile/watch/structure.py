@@ -34,15 +34,15 @@ class FamilyShape(tuple[Any, ...]):
 def describe(value: Any, values: list[Hashable]) -> Hashable:
     """The structure of a batch: shape, dtype, device, strides and ``requires_grad`` of each tensor.
 
-    Bools, ints and strings are appended to ``values``; of anything else only the type counts. So it does of
-    those in a list of more than ``MANY`` plain values (token ids, a polygon), whatever its length.
+    Bools, ints and strings are appended to ``values``; of anything else only the type counts. Of those
+    in a list of more than ``MANY`` plain values (token ids, a polygon) only the number and the types count.
     """
     if isinstance(value, Tensor):
         described = _describe_tensor(value)
         return described if _is_traceable(type(value)) else (_SUBCLASS + type(value).__name__, described)
     if isinstance(value, (tuple, list)):
         if len(value) > MANY and (kinds := set(map(type, value))).issubset(_FLAT_TYPES):
-            return (type(value).__name__, "many", *sorted(kind.__name__ for kind in kinds))
+            return (type(value).__name__, len(value), "many", *sorted(kind.__name__ for kind in kinds))
         return (type(value).__name__, *[describe(item, values) for item in value])
     if isinstance(value, Mapping):
         entries = [Member(str(key), describe(item, values)) for key, item in value.items()]

@@ -16,7 +16,7 @@ from lightning_hotcompile.swap.parity.clones import random_state_kept, why_not_c
 from lightning_hotcompile.swap.parity.difference import (
     Run,
     all_agree,
-    has_no_gradients,
+    has_zero_gradients,
     largest_difference,
     same_kinds,
 )
@@ -181,7 +181,7 @@ class _Comparison:
         )
         if self._trial.shares_what_changes(first.changed):
             return replace(
-                learned, agrees=False, reason="an input is changed that shares memory with another"
+                learned, agrees=False, reason="an input is changed that may share memory with another"
             )
         if self._needs_all_outputs(first, eager):
             return replace(learned, agrees=False, reason="an output that is not used would change gradients")
@@ -204,12 +204,12 @@ class _Comparison:
         return replace(learned, agrees=False, reason=found.why_not)
 
     def _needs_all_outputs(self, first: Run, eager: CompiledFn) -> bool:
-        """Whether zeros for the gradients of outputs, as compiled code takes for unused ones, do something.
+        """Whether zero gradients of outputs, as compiled code takes for unused ones, give others than zero.
 
-        Eager does not go there: the root of a zero, say, has no derivative that could be multiplied by 0, and
-        a hook, or the user's own backward, may divide by the norm of what it is given.
+        The root of a zero has no derivative that could be multiplied by 0, and a hook, or the user's own
+        backward, may divide by the norm of what it is given. Eager runs neither.
         """
-        return first.several and not has_no_gradients(self._trial.run(eager, _SEEDS[0], unused=True))
+        return first.several and not has_zero_gradients(self._trial.run(eager, _SEEDS[0], unused=True))
 
     def _strictly(self, first: Run, eager: CompiledFn, compiled: CompiledFn) -> _Strict:
         """Numbers that a GPU has drawn are not counted: kernels take more of them than they use."""

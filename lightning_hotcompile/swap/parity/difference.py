@@ -106,7 +106,7 @@ def _gap_of_part(x: Tensor, y: Tensor) -> Tensor:
     return torch.nan_to_num(gap, nan=float("inf"), posinf=float("inf")).max()
 
 
-def has_no_gradients(run: Run) -> bool:
+def has_zero_gradients(run: Run) -> bool:
     """Whether all of them are zeros, if there are any."""
     return not any(bool(g.any()) for g in map(_dense, run.gradients) if g is not None)
 

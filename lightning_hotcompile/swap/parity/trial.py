@@ -104,9 +104,9 @@ class Trial:
         )
 
     def shares_what_changes(self, changed: Sequence[int]) -> bool:
-        """Whether the graph changes one of two inputs that overlap in memory.
+        """Whether the graph changes one of two inputs that overlap in memory, as far as their ends tell.
 
-        Compiled code writes to both as they lay when it was compiled, and no guard looks at that.
+        Compiled code writes to both as they lay when it was compiled, and no guard looks at where that was.
         """
         tensors = {id(t): t for t in self._inputs if isinstance(t, Tensor) and _memory_of(t) and t.numel()}
         written = [t for i in changed if (t := self._inputs[i]) is not None and id(t) in tensors]
