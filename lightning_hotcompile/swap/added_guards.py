@@ -21,6 +21,7 @@ from lightning_hotcompile.swap.overrides import Override
 
 _REMOVE = ("pop", "clear")
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
+_GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
 
 
 def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
@@ -62,7 +63,7 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
         Override(ConstDictVariable, "call_method", dict_method),
         Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
-        Override(UserDefinedObjectVariable, "generic_getattr", absent_attribute),
+        Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
     ]
     return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.dynamo import TORCH, compiling_allowed
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -246,7 +246,13 @@ def results(call: Callable[[Holder, Tensor], Tensor]) -> tuple[list[Tensor], Any
     return found, (random.getstate(), holder.rng.getstate(), list(holder.ordered))
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def case(function: Callable[[Holder, Tensor], Tensor]) -> Any:
+    stale = function is shared_by_all and TORCH < (2, 13)
+    reason = "Dynamo reads an attribute of a class from an instance without a guard"
+    return pytest.param(function, id=function.__name__, marks=[pytest.mark.xfail(reason=reason)] * stale)
+
+
+@pytest.mark.parametrize("function", map(case, FUNCTIONS))
 def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Holder, Tensor], Tensor]) -> None:
     runs: list[int] = []
 
@@ -270,7 +276,10 @@ def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Hold
     for a, b in zip(want, got, strict=True):
         torch.testing.assert_close(a, b)
     assert state_now == state
-    assert bool(runs) is (function not in WITHOUT_GRAPH)
+    if (
+        TORCH >= (2, 13) or function is not those_that_are_left
+    ):  # before, this one was traced in Python's order
+        assert bool(runs) is (function not in WITHOUT_GRAPH)
 
 
 def test_what_the_user_compiles_is_left_as_it_is() -> None:
