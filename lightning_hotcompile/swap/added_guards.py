@@ -8,12 +8,13 @@ since, or through keyword arguments in the order that they had while it was trac
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import is_from_local_source
+from torch._dynamo.source import AttrSource, is_from_local_source
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
 
@@ -52,8 +53,7 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
             return prior(variable, tx, name)
         except ObservedAttributeError:
             if variable.source is not None and not hasattr(variable.value, name):
-                guard = functools.partial(GuardBuilder.HASATTR, attr=name)
-                install_guard(variable.source.make_guard(guard))
+                install_guard(_has_attribute(variable.source, name))
             raise
 
     def of_tracing(*_: Any, **__: Any) -> Any:
@@ -66,6 +66,13 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
         Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
     ]
     return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+
+
+def _has_attribute(source: Any, name: str) -> Any:
+    """A guard on whether what has this source has an attribute."""
+    if "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+        return source.make_guard(functools.partial(GuardBuilder.HASATTR, attr=name))
+    return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # before torch 2.13
 
 
 def _tracing() -> Any:
