@@ -41,7 +41,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.scale(x))
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.float(), self.weight)[:, :3]
 
 
