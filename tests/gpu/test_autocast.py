@@ -1,4 +1,4 @@
-"""On a GPU, too, what a step computes in 32 bit has gradients of 32 bit, with bf16 and with fp16 beside it."""
+"""On a GPU, too, what a step computes in 32 bit has gradients of 32 bit, beside bf16 and fp16."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ pytestmark = [
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_gradients_have_the_precision_of_eagers(precision: str) -> None:
     plain, model = seeded(Island), seeded(Island)
-    callback = hot(backend="inductor", scope="step", compile_optimizer=False, on_error="eager")
+    # Not by Inductor: it rounds to 16 bit in fewer places than eager does, which is another question.
+    callback = hot(backend="aot_eager", scope="step", compile_optimizer=False, on_error="eager")
     options: dict[str, Any] = {"accelerator": "gpu", "precision": precision}
     fit(plain, **options)
     fit(model, [callback], **options)
     assert [region for region in callback.report.regions if region.proven], callback.report.reason
-    error = (model.gradient - plain.gradient).norm() / plain.gradient.norm()
-    # The island's inputs are rounded to 16 bit by both; a product in 16 bit would add as much again.
-    assert error < 2e-3, f"{error:.2e}"
+    torch.testing.assert_close(model.gradient, plain.gradient, rtol=1e-5, atol=1e-7)
