@@ -30,7 +30,7 @@ class UntilUpdate:
         self._handle = optimizer.register_step_post_hook(self._see)
 
     def _see(self, *_: Any) -> None:
-        self.is_over = True  # the hook stays until the next step: torch is iterating over them
+        self.is_over = True  # the hook stays until the next step: torch is iterating over all of them
 
     def end(self) -> None:
         """Wait no longer; a second call does nothing."""

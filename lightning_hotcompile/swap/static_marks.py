@@ -1,7 +1,7 @@
 """Marks that Dynamo leaves on the tensors of an optimizer which it compiles.
 
 They say that the tensor never moves, so whatever is compiled later on makes it a part of its code: equal
-blocks would need one compile each. And a mark on a tensor of the state goes into checkpoints. Dynamo needs
+blocks would need one compile each. And what is on a tensor of the state may go into checkpoints. Dynamo needs
 them no longer once the optimizer is compiled: its guards are on the tensors themselves.
 """
 

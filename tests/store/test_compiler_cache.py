@@ -166,6 +166,18 @@ with FileLock(sys.argv[1]):
 """
 
 
+def test_no_more_files_are_touched_once_it_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernel.cpp").write_text("int main;")
+    touched: list[object] = []
+    monkeypatch.setattr(os, "utime", lambda path, **_: touched.append(path))
+    for seconds, files in ((0.0, 0), (60.0, 1)):
+        monkeypatch.setattr(compiler_cache, "_MOST_ARMING_S", seconds)
+        compiler_cache._arm(tmp_path, NOW, alone=True)
+        assert len(touched) == files
+
+
 def test_a_killed_process_is_no_longer_running(tmp_path: Path) -> None:
     began = NOW - 7200
     command = [sys.executable, "-c", HOLD, str(tmp_path / f"{began:.0f}-1-ab.lock")]

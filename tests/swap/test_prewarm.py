@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from lightning_hotcompile.swap.prewarm.choice import (
 )
 from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status
+from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, symbols_of
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 
@@ -474,3 +477,16 @@ def test_the_surroundings_of_this_process() -> None:
     assert (here.posix, here.processes, here.accelerator) == (True, 2, True)
     assert here.training_threads == torch.get_num_threads()
     assert 1 <= here.cores <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(("step_s", "looks"), [(0.001, 3), (1.0, 30)])
+def test_how_often_a_child_is_looked_at(step_s: float, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    polled: list[int] = []
+    now = itertools.count(step=step_s)
+    monkeypatch.setattr("lightning_hotcompile.swap.prewarm.run.time.monotonic", lambda: next(now))
+    run = PrewarmRun.__new__(PrewarmRun)
+    run._graphs, run._polls, run._looked_at, run._over = 1, 0, -1e9 if step_s > 0.1 else 0.0, False
+    child: Any = SimpleNamespace(poll=lambda: polled.append(1) or SimpleNamespace(state="running"))
+    run._child = child
+    assert not any(run.is_over() for _ in range(30))
+    assert len(polled) == looks
