@@ -57,6 +57,19 @@ def no_mode_left() -> Iterator[None]:
     assert not left, "left on"
 
 
+@pytest.fixture(autouse=True)
+def no_setting_left() -> Iterator[None]:
+    """Nor one of Dynamo's, which decides what its guards look at."""
+    before = torch._dynamo.config.get_config_copy()
+    yield
+    after = torch._dynamo.config.get_config_copy()
+    left = {name: value for name, value in after.items() if before.get(name) != value}
+    left.pop("error_on_nested_jit_trace", None)  # TransformerEngine sets it when it is imported
+    for name in left:
+        setattr(torch._dynamo.config, name, before[name])
+    assert not left, "left on"
+
+
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were not installed."""

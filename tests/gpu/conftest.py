@@ -28,6 +28,14 @@ class Engine:
         importlib.import_module(f"{self.te.__name__}.quantization").FP8GlobalStateManager.reset()
 
 
+@pytest.fixture(autouse=True)
+def waits_are_no_errors() -> Iterator[None]:
+    """A test that makes them errors, and fails, would fail all after it."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.gpu)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     torch._dynamo.reset()

@@ -554,8 +554,10 @@ class Elsewhere:
 
     def step(self, lane: Lane = Lane.COMPILE) -> None:
         self.gate.open(lane)
-        self.optimizer.step()
-        self.gate.close()
+        try:
+            self.optimizer.step()
+        finally:
+            self.gate.close()
 
     @property
     def counts(self) -> list[Tensor]:

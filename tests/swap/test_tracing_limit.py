@@ -63,13 +63,13 @@ def test_a_loop_that_is_unrolled_for_too_long_stays_eager() -> None:
 
 def test_all_else_is_compiled(compiled_once: None) -> None:
     plain, model = seeded(Long), seeded(Long)
-    callback = hot(scope="module", compile_timeout=3.0, compile_optimizer=True, on_error="eager")
+    callback = hot(scope="module", compile_timeout=8.0, compile_optimizer=True, on_error="eager")
     fit(plain, max_steps=8, max_epochs=-1)
     fit(model, [callback], max_steps=8, max_epochs=-1)
     assert_same(plain, model)
     assert callback.report.phase == "settling", callback.report.reason
     slow, *others = sorted(callback.report.regions, key=lambda region: region.name != "blocks.*")
-    assert (slow.runs, slow.note) == (0, "took longer than compile_timeout=3 s")
+    assert (slow.runs, slow.note) == (0, "took longer than compile_timeout=8 s")
     assert all(region.runs for region in others), others
     assert [region.name for region in others] == ["inp", "head", "optimizer 0"]
 
