@@ -17,6 +17,7 @@ from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
 from lightning_hotcompile.swap.parity.reach import uneven_reach
+from lightning_hotcompile.swap.parity.widen import Widened
 from lightning_hotcompile.swap.thread_state import put_back_after_errors, without_autocast
 
 _COTANGENT_SEED = 20_021
@@ -117,14 +118,19 @@ class Trial:
         )
 
     def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
-        """The reference for the error that eager itself makes; ``None`` where the graph pins its dtypes."""
+        """The reference for the error that eager itself makes; ``None`` where the graph has no such form."""
         floats = [t for t in self._inputs if isinstance(t, Tensor) and t.is_floating_point()]
         if self._held or not floats or any(t.dtype is torch.float64 for t in floats):
             return None
         if why_memory_is_short(floats, _WIDE_COPIES) is not None:
             return None
+
+        def wide(*args: Any) -> Any:
+            with Widened():
+                return function(*args)
+
         try:
-            return self.run(function, seed, widened=True)
+            return self.run(wide, seed, widened=True)
         except torch.OutOfMemoryError:
             raise  # without a reference right code would be called wrong
         except Exception:  # noqa: BLE001  # whatever the graph has against 64-bit inputs
