@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightning_hotcompile.swap.control_groups import groups_of
+
 
 def why_memory_is_short(tensors: Iterable[Tensor], copies: float) -> str | None:
     """Why ``copies`` copies of the tensors do not fit into the memory where they are; ``None`` if they do.
@@ -41,8 +43,9 @@ def free_for_others(device: torch.device) -> int | None:
 
 
 def free_host_memory(root: Path = Path("/")) -> int | None:
-    """Free bytes of main memory: the least of what the system and a container's limit leave."""
-    known = [n for n in (_available(root), _left_in_container(root)) if n is not None]
+    """Free bytes of main memory: the least of what the system and limits of containers and jobs leave."""
+    left = (group.memory_left() for group in groups_of("memory", root))
+    known = [n for n in (_available(root), *left) if n is not None]
     return min(known) if known else _free_pages()
 
 
@@ -53,18 +56,6 @@ def _available(root: Path) -> int | None:
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, IndexError, StopIteration):
         return None
-
-
-def _left_in_container(root: Path) -> int | None:
-    """What a control group (version 2) may still take; its file cache can be given back."""
-    folder = root / "sys/fs/cgroup"
-    try:
-        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-        lines = (folder / "memory.stat").read_text().splitlines()
-        cache = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
-    except (OSError, ValueError, IndexError):
-        return None  # no control group, or no limit ("max")
-    return max(0, limit - used + cache)
 
 
 def _free_pages() -> int | None:

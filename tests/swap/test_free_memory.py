@@ -38,6 +38,42 @@ def test_a_container_may_leave_less(tmp_path: Path) -> None:
     assert free_host_memory(tmp_path) == 500 * 1024
 
 
+def memory_group(folder: Path, limit: int | str, used: int) -> None:
+    write(folder / "memory.max", f"{limit}\n")
+    write(folder / "memory.current", f"{used}\n")
+    write(folder / "memory.stat", "anon 1\ninactive_file 0\n")
+
+
+def test_a_batch_system_may_limit_the_job(tmp_path: Path) -> None:
+    """Its groups lie below the top, and that of the job above the one that the process is in."""
+    write(tmp_path / "proc/meminfo", "MemAvailable: 500 kB\n")
+    write(tmp_path / "proc/self/cgroup", "0::/system.slice/job_7/step_0/task_1\n")
+    job = tmp_path / "sys/fs/cgroup/system.slice/job_7"
+    memory_group(job / "step_0/task_1", "max", used=10_000)
+    memory_group(job, 40_000, used=30_000)
+    memory_group(tmp_path / "sys/fs/cgroup/system.slice/job_8", 1_000, used=1_000)
+    assert free_host_memory(tmp_path) == 10_000
+
+
+def test_groups_of_version_1(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", "MemAvailable: 500 kB\n")
+    write(tmp_path / "proc/self/cgroup", "5:cpu,cpuacct:/job\n4:memory:/job/step\n0::/\n")
+    folder = tmp_path / "sys/fs/cgroup/memory/job"
+    for group, limit in ((folder, 30_000), (folder / "step", 2**63 - 4096)):
+        write(group / "memory.limit_in_bytes", f"{limit}\n")
+        write(group / "memory.usage_in_bytes", "20000\n")
+        write(group / "memory.stat", "inactive_file 0\ntotal_inactive_file 1000\n")
+    assert free_host_memory(tmp_path) == 11_000
+
+
+@pytest.mark.parametrize("own", ["0::/not/there\n", "0::/../../elsewhere\n", "nonsense\n", ""])
+def test_a_container_shows_its_own_group_at_the_top(tmp_path: Path, own: str) -> None:
+    write(tmp_path / "proc/meminfo", "MemAvailable: 500 kB\n")
+    write(tmp_path / "proc/self/cgroup", own)
+    memory_group(tmp_path / "sys/fs/cgroup", 40_000, used=30_000)
+    assert free_host_memory(tmp_path) == 10_000
+
+
 def test_elsewhere_free_pages_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.os, "sysconf", {"SC_AVPHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert free_host_memory(tmp_path) == 40_960

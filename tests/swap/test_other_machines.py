@@ -71,6 +71,35 @@ def test_a_container_may_have_fewer_cores(tmp_path: Path, limit: str, cores: int
     assert usable_cores(tmp_path) == min(usual, cores or usual)
 
 
+@pytest.mark.parametrize(
+    ("own", "folder", "files"),
+    [
+        ("0::/job/step\n", "job", {"cpu.max": "50000 100000"}),
+        (
+            "0::/\n3:cpu,cpuacct:/job\n",
+            "cpu,cpuacct/job",
+            {"cpu.cfs_quota_us": "9", "cpu.cfs_period_us": "10"},
+        ),
+        ("0::/\n3:cpu,cpuacct:/job\n", "cpu/job", {"cpu.cfs_quota_us": "9", "cpu.cfs_period_us": "10"}),
+    ],
+)
+def test_a_job_may_have_fewer_cores(tmp_path: Path, own: str, folder: str, files: dict[str, str]) -> None:
+    for name, text in {
+        "proc/self/cgroup": own,
+        **{f"sys/fs/cgroup/{folder}/{n}": t for n, t in files.items()},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == 1
+
+
+def test_a_group_of_version_1_without_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "sys/fs/cgroup/cpu").mkdir(parents=True)
+    for name, text in (("cpu.cfs_quota_us", "-1"), ("cpu.cfs_period_us", "100000")):
+        (tmp_path / "sys/fs/cgroup/cpu" / name).write_text(text)
+    assert usable_cores(tmp_path) == usable_cores(tmp_path / "nothing here")
+
+
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", ""), ("executable", None)])
 def test_a_frozen_program_is_no_interpreter(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
     assert Surroundings.here(accelerator=False).interpreter
