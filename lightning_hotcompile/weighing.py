@@ -12,7 +12,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.flip import Flip
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.memory import Memory
-from lightning_hotcompile.plan.compile_cost import assumed_compile_s
+from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S, assumed_compile_s
 from lightning_hotcompile.plan.forecast import (
     GAIN_OF_ONE_MORE,
     GAIN_OVER_KERNEL,
@@ -31,6 +31,7 @@ from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.stages import remaining_batches
 from lightning_hotcompile.step_watch import StepWatch
 from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.swap.dynamo import graph_count
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, slowed_share, why_not
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.trainer_facts import device_type
@@ -238,4 +239,12 @@ class Weighing:
     def _assumed(self, known: Profile | None, step_s: float | None) -> Expectation:
         """By what was measured before, else by the operations of the step, and its time on a CPU."""
         seen_s = step_s if self._on_cpu else None
-        return self._memory.expectation(self._plan, known, seen_s, self._watch.op_statistics)
+        found = self._memory.expectation(self._plan, known, seen_s, self._watch.op_statistics)
+        is_measured = known is not None and known.compile_s is not None
+        return found if is_measured else replace(found, start_s=self._start_s)
+
+    @cached_property
+    def _start_s(self) -> float:
+        """Of a compiler in this process, as it is when this is asked for first: before a child process."""
+        has_none = self._on_cpu or self._config.backend != "inductor"
+        return 0.0 if has_none or graph_count() > 0 else START_ON_ACCELERATOR_S

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from lightning_hotcompile import weighing
+from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
 from lightning_hotcompile.plan.forecast import Expectation
 from lightning_hotcompile.receipt.step_record import PairedUnits
+from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.weighing import Weighing
@@ -94,3 +96,41 @@ def test_after_a_child_that_compiled_nothing_a_whole_compile_is_weighed(
     decision = after_a_child(has_compiled=False).too_late(twice_as_fast())
     assert (decision is not None) is late
     assert decision is None or "no code yet: not worth it" in decision.reason
+
+
+class TestFirstFlipOnAnAccelerator:
+    def weighs(self, monkeypatch: pytest.MonkeyPatch, **given: Any) -> Weighing:
+        facts = {"device": "cuda", "backend": "inductor", "graphs": 0, "known": None, **given}
+        monkeypatch.setattr(weighing, "device_type", lambda _: facts["device"])
+        monkeypatch.setattr(weighing, "graph_count", lambda: facts["graphs"])
+        found = Weighing.__new__(Weighing)
+        found._trainer = SimpleNamespace(lightning_module=None)  # type: ignore[assignment]
+        found._config = SimpleNamespace(backend=facts["backend"])  # type: ignore[assignment]
+        found._watch = SimpleNamespace(op_statistics=None)  # type: ignore[assignment]
+        found._plan = SimpleNamespace(name="step")  # type: ignore[assignment]
+        found._memory = SimpleNamespace(  # type: ignore[assignment]
+            expectation=lambda *_: Expectation(compile_s=10.0, speedup=1.2)
+        )
+        return found
+
+    def test_it_takes_longer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.weighs(monkeypatch)._assumed(None, 0.01).cost_s == 10.0 + START_ON_ACCELERATOR_S
+
+    @pytest.mark.parametrize("changes", [{"device": "cpu"}, {"backend": "aot_eager"}, {"graphs": 1}])
+    def test_not_where_a_compiler_was_started_or_there_is_none(
+        self, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    ) -> None:
+        assert self.weighs(monkeypatch, **changes)._assumed(None, 0.01).cost_s == 10.0
+
+    def test_what_an_earlier_run_took_holds_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        known, unknown = (cast(Profile, SimpleNamespace(compile_s=s)) for s in (8.0, None))
+        assert self.weighs(monkeypatch)._assumed(known, 0.01).start_s == 0.0
+        assert self.weighs(monkeypatch)._assumed(unknown, 0.01).start_s == START_ON_ACCELERATOR_S
+
+    def test_a_graph_that_was_captured_for_a_child_process_is_no_start(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = self.weighs(monkeypatch)
+        assert first._assumed(None, 0.01).start_s == START_ON_ACCELERATOR_S
+        monkeypatch.setattr(weighing, "graph_count", lambda: 1)
+        assert first._assumed(None, 0.01).start_s == START_ON_ACCELERATOR_S

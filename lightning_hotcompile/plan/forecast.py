@@ -32,10 +32,7 @@ LENT_UNASKED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether to compile, and the reason in words.
-
-    ``wait``: not yet, ask again later. ``inline``: in the step itself, although a child process could.
-    """
+    """Whether to compile (``wait``: not yet; ``inline``: in the step, although a child could), and why."""
 
     go: bool
     reason: str
@@ -90,12 +87,15 @@ class Expectation:
     is_lasting: bool = False
     """Whether later runs would find the code, and nothing is known of earlier ones."""
 
+    start_s: float = 0.0
+    """Seconds that the first flip of a process takes more, whether its code is in a cache or not."""
+
     @property
     def cost_s(self) -> float:
         """Seconds by which compiling makes the run longer; after a child the code is only loaded."""
         if self.child is None:
-            return self.compile_s
-        return WARM_SHARE * self.compile_s + self.child.slowed * self.child.seconds
+            return self.start_s + self.compile_s
+        return self.start_s + WARM_SHARE * self.compile_s + self.child.slowed * self.child.seconds
 
     @property
     def wait_s(self) -> float:
@@ -231,7 +231,7 @@ def forgone_s(eager_s: float, expected: Expectation) -> float:
         eager_s: seconds that its steps took.
         expected: cost and gain; the cost is that of an empty cache.
     """
-    return max(0.0, eager_s * (1 - 1 / expected.speedup) - WARM_SHARE * expected.compile_s)
+    return max(0.0, eager_s * (1 - 1 / expected.speedup) - WARM_SHARE * expected.compile_s - expected.start_s)
 
 
 def worth_one_more(

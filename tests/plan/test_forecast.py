@@ -215,6 +215,12 @@ class TestRunsBefore:
         assert forgone_s(5.0, expect(20.0, 1.25)) == 0.0
         assert forgone_s(100.0, expect(20.0, 0.9)) == 0.0
 
+    def test_what_the_first_flip_of_a_process_takes_more_is_paid_in_each(self) -> None:
+        first = Expectation(compile_s=20.0, speedup=1.25, start_s=5.0)
+        assert first.cost_s == 25.0
+        assert replace(first, child=Child(seconds=60.0)).cost_s == 5.0 + WARM_SHARE * 20.0
+        assert forgone_s(100.0, first) == pytest.approx(15.0 - WARM_SHARE * 20.0)
+
 
 def test_a_child_process_that_would_not_be_done_in_time_is_named() -> None:
     ahead = Expectation(compile_s=20.0, speedup=1.5, child=Child(seconds=20.0, slowed=0.1))

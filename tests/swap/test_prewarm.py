@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.prewarm.choice import (
     CROWDED,
+    ON_ACCELERATOR,
     SLOWED_SHARE,
     Surroundings,
     crowding,
@@ -420,8 +421,10 @@ def test_training_gives_up_a_thread_where_no_core_is_spare(changes: Any, threads
 
 
 def test_training_and_the_child_are_slower_without_a_spare_core() -> None:
-    for spare in (around(cores=4, training_threads=2), around(accelerator=True, cores=2, training_threads=2)):
-        assert (slowed_share(spare), crowding(spare)) == (0.0, 1.0)
+    spare = around(cores=4, training_threads=2)
+    elsewhere = around(accelerator=True, cores=2, training_threads=2)
+    assert (slowed_share(spare), crowding(spare)) == (0.0, 1.0)
+    assert (slowed_share(elsewhere), crowding(elsewhere)) == (0.0, ON_ACCELERATOR)
     assert slowed_share(around(cores=2, training_threads=2)) == SLOWED_SHARE < 1
     assert slowed_share(around(cores=9, training_threads=9)) == SLOWED_SHARE / 8
     assert crowding(around(cores=2, training_threads=2)) == CROWDED > 1
