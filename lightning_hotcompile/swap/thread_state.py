@@ -82,8 +82,7 @@ def put_back_after_errors() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if torch._C._functorch.get_dynamic_layer_stack_depth() > levels:
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)
+        _leave_transforms(levels)
         if hooks is None:
             torch._C._autograd._saved_tensors_hooks_enable()
         else:
@@ -94,6 +93,23 @@ def put_back_after_errors() -> Iterator[None]:
             torch.clear_autocast_cache()
         state.put_back()
         raise
+
+
+def _leave_transforms(levels: int) -> None:
+    """Back to so many of ``torch.func``'s transforms.
+
+    One by one: with torch 2.11 ``pop_dynamic_layer_stack_and_undo_to_depth`` ends in an internal error.
+    """
+    functorch = torch._C._functorch
+    kinds = functorch.TransformType
+    leave = {
+        kinds.Grad: functorch._grad_decrement_nesting,
+        kinds.Jvp: functorch._jvp_decrement_nesting,
+        kinds.Vmap: functorch._vmap_decrement_nesting,
+        kinds.Functionalize: functorch._func_decrement_nesting,
+    }
+    while functorch.get_dynamic_layer_stack_depth() > levels:
+        leave[functorch.peek_interpreter_stack().key()]()
 
 
 def _autocast_nesting() -> int:

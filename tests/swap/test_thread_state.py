@@ -77,6 +77,9 @@ def half_a_with(x: Tensor) -> Tensor:
     torch._C._autograd._saved_tensors_hooks_disable("not here")
     torch.amp.autocast_mode._enter_autocast("cpu", torch.float16, True, False)
     torch._C._functorch._grad_increment_nesting()
+    torch._C._functorch._jvp_increment_nesting()
+    torch._C._functorch._vmap_increment_nesting(3, "error")
+    torch._C._functorch._func_increment_nesting(True)
     torch.set_default_dtype(torch.float64)
     raise KeyError
 
