@@ -165,11 +165,17 @@ PRIVATE_TORCH = {
     "swap.thread_state": {
         "_C",
         "_autograd",
+        "_func_decrement_nesting",
         "_functorch",
+        "_grad_decrement_nesting",
+        "_jvp_decrement_nesting",
         "_saved_tensors_hooks_disable",
         "_saved_tensors_hooks_enable",
         "_saved_tensors_hooks_get_disabled_error_message",
+        "_vmap_decrement_nesting",
     },
+    # Changes that autograd is not to count, and which tensors of a captured graph share memory.
+    "swap.uncounted": {"_cdata", "_unsafe_preserve_version_counter"},
     # When it begins and ends to trace a frame.
     "swap.tracing_limit": {"torch._dynamo"},
     # What a compiled backward leaves, in each thread.

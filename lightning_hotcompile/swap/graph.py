@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lightning_hotcompile.swap.parity.compare import Parity
+from lightning_hotcompile.swap.parity.verdict import Parity
 
 
 @dataclass(kw_only=True)

@@ -18,9 +18,10 @@ from lightning_hotcompile.swap.free_memory import let_go
 from lightning_hotcompile.swap.graph import Graph, Watch, first_line
 from lightning_hotcompile.swap.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
-from lightning_hotcompile.swap.parity.compare import Parity, compare
+from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
+from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.saved_inputs import (
     at_positions,
     can_be_copied,
@@ -28,6 +29,7 @@ from lightning_hotcompile.swap.saved_inputs import (
     with_copies,
 )
 from lightning_hotcompile.swap.saved_tensors import hooks_in_use, strides_kept
+from lightning_hotcompile.swap.uncounted import not_counting, written_behind_autograd
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class GraphAtWork:
         self._watch = watch
         self._neutral = neutral
         self._held = tensors_of(captured)
+        self._behind_autograd = written_behind_autograd(captured)
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
         self._instead: CompiledFn | None = self._first
@@ -119,6 +122,7 @@ class GraphAtWork:
             lambda: self._neutral(args),
             draws_as_eager=self._watch.draws_as_eager,
             backward_outside=self._watch.backward_outside,
+            behind_autograd=self._behind_autograd,
         )
         self._graph.parity = parity
         if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
@@ -128,9 +132,8 @@ class GraphAtWork:
             self._graph.unwatched = self._tripwire.why_not(args)
         else:
             self._graph.unwatched = parity.reason
-        if parity.agrees and (parity.reach or parity.sharing):
-            code = without_disable(self._compiled)
-            self._compiled, self._rest = BackwardAsEager(code, parity.reach, parity.sharing), self._unwatched
+        if parity.agrees and (parity.reach or parity.sharing or parity.uncounted):
+            self._compiled, self._rest = self._as_autograd_has_eager(parity), self._unwatched
         self._instead = self._watched if self._graph.unwatched is None else self._rest
         waits = parity.needed or (parity.several and not self._watch.backward_outside)
         if parity.agrees and waits and hooks_in_use() is None:  # a checkpoint compares its two runs
@@ -138,6 +141,13 @@ class GraphAtWork:
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
         return self._watched_run(args) if self._graph.unwatched is None else self._unwatched_run(args)
+
+    def _as_autograd_has_eager(self, parity: Parity) -> CompiledFn:
+        """The code, with the backward and the counts of changes that eager has."""
+        code = without_disable(self._compiled)
+        if parity.reach or parity.sharing:
+            code = BackwardAsEager(code, parity.reach, parity.sharing)
+        return not_counting(code, parity.uncounted) if parity.uncounted else code
 
     def _before_a_backward(self, *args: Any) -> Any:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from lightning_hotcompile.swap import saved_inputs
 from lightning_hotcompile.swap.graph import Graph, Watch
-from lightning_hotcompile.swap.parity.compare import Parity, compare
+from lightning_hotcompile.swap.parity.compare import compare
+from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.running import RUNS_WATCHED, GraphAtWork
 from lightning_hotcompile.swap.saved_inputs import can_be_copied, watch_until_backward, with_copies
 from tests.hot import assert_compiled_as_eager

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 
 from lightning_hotcompile.bench.char_gpt import attend
-from lightning_hotcompile.swap.parity.compare import Parity, compare
+from lightning_hotcompile.swap.parity.compare import compare
+from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.parity.widen import Widened
 
 TIME, HEADS, WIDTH = 128, 4, 256

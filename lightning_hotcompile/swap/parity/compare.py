@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from lightning_hotcompile.swap.parity.difference import (
     largest_difference,
     same_kinds,
 )
-from lightning_hotcompile.swap.parity.reach import Reach
 from lightning_hotcompile.swap.parity.trial import Trial
+from lightning_hotcompile.swap.parity.verdict import Parity
 
 _log = logging.getLogger(__name__)
 
@@ -38,51 +38,6 @@ class NotNeutral(Exception):
     """Why a graph cannot be compared without its random numbers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parity:
-    """What the comparison of one graph said.
-
-    ``error`` is the largest absolute difference of an output, a gradient or a mutated input.
-    ``stochastic`` graphs draw random numbers: if theirs are not those of eager, they are held against the
-    noise between two eager runs, and strictly with the random numbers taken out.
-    """
-
-    agrees: bool | None
-    """``None``: not compared, see ``reason``."""
-
-    error: float | None = None
-    stochastic: bool = False
-    other_numbers: bool = False
-    """Its random numbers are not those of eager: it was held against the noise."""
-
-    reason: str = ""
-    """Why it does not agree, or was not compared, or could be held against the noise only."""
-
-    changed: tuple[int, ...] = ()
-    """Positions of the inputs that the graph changes in place."""
-
-    changed_held: tuple[int, ...] = ()
-    """Positions of the tensors that the graph holds by itself and changes."""
-
-    needed: tuple[int, ...] = ()
-    """Positions of inputs that the compiled backward needs as they were, and eager's does not; and of such
-    outputs, as of :func:`~lightning_hotcompile.swap.parity.difference.of_output`."""
-
-    reach: Reach = field(default_factory=dict)
-    """Inputs on which not all outputs depend, see :mod:`~lightning_hotcompile.swap.backward`."""
-
-    several: bool = False
-    """Whether more than one output has a gradient."""
-
-    sharing: tuple[int, ...] = ()
-    """Positions of inputs whose gradients, from compiled code, share the memory of another one."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it was compared and does not agree."""
-        return self.agrees is False
-
-
 def compare(
     eager: CompiledFn,
     compiled: CompiledFn,
@@ -92,6 +47,7 @@ def compare(
     *,
     draws_as_eager: bool = False,
     backward_outside: bool = False,
+    behind_autograd: Collection[int] = (),
 ) -> Parity:
     """Run both on clones of the same inputs, forward and backward, and compare.
 
@@ -103,7 +59,9 @@ def compare(
     ``draws_as_eager`` both must have drawn as many numbers as well, since after one that was left out the
     next draws are others, and on a CPU nothing is held against noise: it hides that two changed places.
 
-    With ``backward_outside`` gradients are taken without the autocast around this.
+    With ``backward_outside`` gradients are taken without the autocast around this. ``behind_autograd`` are
+    positions of inputs that the graph writes to through ``.data``: where eager saves such a one, the backward
+    of a call sees what later calls have written; compiled code would save it as it was at each call.
 
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code
@@ -121,7 +79,7 @@ def compare(
         # Hooks around the real call (activation checkpointing, offloading) are not told of these runs.
         with random_state_kept(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
             trial = Trial(inputs, held, backward_outside=backward_outside)
-            return _Comparison(trial, draws_as_eager).between(eager, compiled, neutral)
+            return _Comparison(trial, draws_as_eager, behind_autograd).between(eager, compiled, neutral)
     except torch.OutOfMemoryError as error:
         return Parity(agrees=None, reason=f"not compared for lack of memory: {str(error).splitlines()[0]}")
     except Exception as error:  # noqa: BLE001
@@ -139,13 +97,14 @@ class _Raised(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class _Strict:
-    """What a run with the same seed said: ``needed`` and ``sharing`` as in :class:`Parity`."""
+    """What a run with the same seed said; the last three as in :class:`Parity`."""
 
     difference: float
     kinds: bool
     agrees: bool
     as_many: bool
     needed: tuple[int, ...]
+    uncounted: tuple[int, ...]
     sharing: tuple[int, ...]
 
     @property
@@ -159,9 +118,10 @@ class _Strict:
 class _Comparison:
     """The rules, in their order."""
 
-    def __init__(self, trial: Trial, draws_as_eager: bool) -> None:
+    def __init__(self, trial: Trial, draws_as_eager: bool, behind_autograd: Collection[int]) -> None:
         self._trial = trial
         self._draws_as_eager = draws_as_eager
+        self._behind_autograd = behind_autograd
 
     def between(
         self,
@@ -183,11 +143,15 @@ class _Comparison:
             return replace(
                 learned, agrees=False, reason="an input is changed that may share memory with another"
             )
+        if any(i in first.saved for i in self._behind_autograd):
+            reason = "its backward needs an input that it changes through .data"
+            return replace(learned, agrees=False, reason=reason)
         if self._needs_all_outputs(first, eager):
             return replace(learned, agrees=False, reason="an output that is not used would change gradients")
         try:
             found = self._strictly(first, eager, compiled)
             learned = replace(learned, error=found.difference, needed=found.needed, sharing=found.sharing)
+            learned = replace(learned, uncounted=found.uncounted)
             if self._draws_as_eager and not found.as_many:  # if all else agrees, the next draw is another
                 return replace(learned, agrees=False, reason="does not draw as many random numbers as eager")
             if found.agrees:
@@ -224,13 +188,13 @@ class _Comparison:
             difference, kinds = largest_difference(first, result), same_kinds(first, result)
             agrees = kinds and all_agree(first, result, lambda: self._reference(first, eager))
             as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
-        needed = tuple(i for i in result.saved if i not in first.saved)
         return _Strict(
             difference=difference,
             kinds=kinds,
             agrees=agrees,
             as_many=as_many,
-            needed=needed,
+            needed=tuple(i for i in result.saved if i not in first.saved),
+            uncounted=tuple(i for i in result.changed if i not in (*first.changed, *result.saved)),
             sharing=result.sharing,
         )
 

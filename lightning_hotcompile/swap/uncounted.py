@@ -1,0 +1,86 @@
+"""Changes of tensors that autograd is not told of, and those that compiled code tells it of all the same.
+
+Autograd counts the changes of a tensor, so that a backward can tell whether what was saved is as it was.
+Eager's batch normalisation does not count those of its running statistics, which it saves, and a write to
+``tensor.data`` is counted by nobody. Compiled code counts both.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.fx import GraphModule, Node
+
+from lightning_hotcompile.swap.dynamo import CompiledFn
+
+_IN_PLACE = (
+    operator.setitem,
+    *(getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow")),
+    *(getattr(operator, name) for name in ("iand", "ior", "ixor", "ilshift", "irshift", "imatmul")),
+)
+
+
+def not_counting(run: CompiledFn, positions: Sequence[int]) -> CompiledFn:
+    """What leaves the counts of some inputs as they were.
+
+    Else a backward would raise that needs what eager has saved in the same step: of a batch normalisation
+    that ran in eager before it ran compiled, since a part of a region was called by itself, or one of its
+    calls was answered by eager.
+    """
+
+    def run_and_count_back(*args: Any) -> Any:
+        counted = tuple(args[i] for i in positions if not args[i].is_inference())
+        with _unsafe_preserve_version_counter(counted):
+            return run(*args)
+
+    return run_and_count_back
+
+
+def written_behind_autograd(graph_module: GraphModule) -> frozenset[int]:
+    """Positions of the inputs that a captured graph writes to through ``.data``."""
+    places = {node: i for i, node in enumerate(graph_module.graph.find_nodes(op="placeholder"))}
+    found = set()
+    for node in graph_module.graph.nodes:
+        for written in _written_by(node):
+            *path, first = _memory_of(written)
+            if first in places and any(_name(step) == "_get_data_attr" for step in path):
+                found.add(places[first])
+    return frozenset(found)
+
+
+def _written_by(node: Node) -> Iterator[Node]:
+    """What an operation changes in place: by their names, as torch names them."""
+    name = _name(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    if in_place or node.target in _IN_PLACE or name == "__setitem__" or node.kwargs.get("inplace"):
+        yield from (arg for arg in node.args[:1] if isinstance(arg, Node))
+    out = node.kwargs.get("out")
+    yield from (
+        part for part in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(part, Node)
+    )
+
+
+def _memory_of(node: Node) -> Iterator[Node]:
+    """The node, and those from which it has its memory."""
+    yield node
+    while node.op in ("call_function", "call_method") and node.args and isinstance(node.args[0], Node):
+        value, source = (n.meta.get("example_value") for n in (node, node.args[0]))
+        if isinstance(value, Tensor) and isinstance(source, Tensor) and not _share(value, source):
+            return
+        node = node.args[0]
+        yield node
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    try:
+        return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return True  # sparse, or a subclass: no memory to be told apart
+
+
+def _name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

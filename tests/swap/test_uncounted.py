@@ -1,0 +1,253 @@
+"""What eager changes without a count is not counted for compiled code; what ``.data`` hides is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn import functional as F
+
+from lightning_hotcompile.swap.parity.compare import compare
+from lightning_hotcompile.swap.uncounted import not_counting, written_behind_autograd
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+
+
+class Critic(nn.Module):
+    """Two outputs that may have a backward each; its features are asked for alone, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(8, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU())
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(x)
+        return self.head(features), features
+
+
+class FeatureMatching(Net):
+    """Runs a part of a block by itself, and then the block, before one backward."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.critic = Critic()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        alone = self.critic.features(x)
+        scores, _ = self.critic(x + 0.1)
+        return F.cross_entropy(scores, y) + (alone.mean(0) - 1).abs().mean()
+
+
+class ByHand(FeatureMatching):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+
+class Thrice(ByHand):
+    """A backward between calls of one block, as GANs have it: one call is eager's, the next compiled."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        made = x + self.critic.head.weight.mean()
+        real, _ = self.critic(x)
+        first, _ = self.critic(made)
+        self.manual_backward((real - first).square().mean(), retain_graph=True)
+        again, _ = self.critic(made.detach())
+        loss = F.cross_entropy(real, y) + again.square().mean()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model_class", [FeatureMatching, ByHand, Thrice])
+def test_statistics_of_a_part_that_ran_in_eager_may_change(model_class: type[Net], backend: str) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(backend=backend, compile_optimizer=False, scope="module", targets=["critic"])
+    fit(plain)
+    fit(model, [callback])
+    assert any(region.proven for region in callback.report.regions), callback.report.to_text()
+    assert_same(plain, model)
+
+
+def test_a_change_that_eager_counts_stays_counted() -> None:
+    def graph(x: Tensor, mean: Tensor, var: Tensor, steps: Tensor) -> tuple[Tensor]:
+        steps.add_(1)
+        return (F.batch_norm(x, mean, var, training=True),)
+
+    def compiled(*args: Tensor) -> tuple[Tensor]:
+        x, *statistics = args
+        copies = [s.clone() for s in statistics]
+        found = graph(x, *copies)
+        for statistic, new in zip(statistics, copies, strict=True):
+            statistic.copy_(new)
+        return found
+
+    inputs = [torch.randn(8, 3, requires_grad=True), torch.zeros(3), torch.ones(3), torch.zeros(())]
+    parity = compare(graph, compiled, inputs)
+    assert (parity.agrees, parity.changed, parity.uncounted) == (True, (3,), (1, 2))
+    before = [t._version for t in inputs]
+    not_counting(compiled, parity.uncounted)(*inputs)
+    assert [t._version for t in inputs] == [*before[:3], before[3] + 1]
+
+
+def test_after_an_error_too_and_not_where_nobody_counts() -> None:
+    def fails(first: Tensor, second: Tensor) -> None:
+        first.add_(1)
+        second.add_(1)
+        raise ZeroDivisionError
+
+    counted = torch.zeros(2)
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+        with pytest.raises(ZeroDivisionError):
+            not_counting(fails, (0, 1))(counted, uncounted)
+    assert counted._version == 0
+
+
+class Noisy(nn.Module):
+    """A layer of a Bayesian net: its noise is drawn into a buffer, behind autograd's back."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.mean, self.scale = (nn.Parameter(torch.randn(8, 3) * 0.1) for _ in range(2))
+        self.register_buffer("noise", torch.zeros(8, 3))
+        self.breaks = breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = self.noise.data.normal_()[:]
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x @ (self.mean + noise * F.softplus(self.scale))
+
+
+class Sampled(Net):
+    """Several samples, in graphs of their own, and one backward: eager's has the last noise for each."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__(n_block=1)
+        self.layer = Noisy(breaks)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return torch.stack([self.sample(x, y) for _ in range(3)]).mean()
+
+    def sample(self, x: Tensor, y: Tensor) -> Tensor:
+        found = F.cross_entropy(self.layer(x), y)
+        torch._dynamo.graph_break()
+        return found
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_noise_that_is_drawn_into_data(breaks: bool) -> None:
+    plain, model = (seeded(lambda: Sampled(breaks)) for _ in range(2))
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model, tolerance=1e-6)
+    assert ("changes through .data" in callback.report.to_text().replace("\n", " ")) is not breaks
+
+
+def by_data(weight: Tensor) -> None:
+    weight.data.normal_()
+
+
+def by_a_part(weight: Tensor) -> None:
+    weight.data[1:].t()[0].zero_()
+
+
+def by_an_index(weight: Tensor) -> None:
+    weight.data[1] = 3.0
+
+
+def by_an_operator(weight: Tensor) -> None:
+    data = weight.data
+    data += 1
+
+
+def by_init(weight: Tensor) -> None:
+    nn.init.uniform_(weight.data)
+
+
+def by_out(weight: Tensor) -> None:
+    torch.add(weight.detach(), 1, out=weight.data)
+
+
+def by_inplace(weight: Tensor) -> None:
+    F.relu(weight.data, inplace=True)
+
+
+def in_the_open(weight: Tensor) -> None:
+    with torch.no_grad():
+        weight.add_(1)
+
+
+def of_a_copy(weight: Tensor) -> None:
+    (weight.data * 2).add_(1)
+
+
+def only_read(weight: Tensor) -> None:
+    weight.data.sum()
+
+
+WRITES = [by_data, by_a_part, by_an_index, by_an_operator, by_init, by_out, by_inplace]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"), [*((write, 1) for write in WRITES), (in_the_open, 0), (of_a_copy, 0), (only_read, 0)]
+)
+def test_writes_through_data_are_found_in_the_graph(change: Callable[[Tensor], None], found: int) -> None:
+    graphs: list[tuple[GraphModule, list[Any]]] = []
+
+    def step(x: Tensor, weight: Tensor) -> Tensor:
+        change(weight)
+        return x * weight
+
+    def backend(graph: GraphModule, inputs: list[Any]) -> Any:
+        graphs.append((graph, inputs))
+        return graph.forward
+
+    weight = torch.ones(2, 2)
+    torch.compile(step, backend=backend, fullgraph=True)(torch.ones(2, 2, requires_grad=True), weight)
+    ((graph, inputs),) = graphs
+    places = written_behind_autograd(graph)
+    assert [inputs[i] is weight for i in places] == [True] * found
+
+
+def test_an_average_of_weights_by_data_is_compiled() -> None:
+    """The teacher of BYOL and MoCo: its own backward needs nothing of what is written."""
+
+    class Teacher(Net):
+        def __init__(self) -> None:
+            super().__init__(n_block=1)
+            self.student, self.teacher = nn.Linear(8, 3), nn.Linear(8, 3).requires_grad_(False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                old.data.mul_(0.9).add_(new.data, alpha=0.1)
+            return F.cross_entropy(self.student(x) + self.teacher(x), y)
+
+    plain, model = seeded(Teacher), seeded(Teacher)
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(plain)
+    fit(model, [callback])
+    assert callback.report.regions[0].proven
+    assert_same(plain, model)
