@@ -175,7 +175,7 @@ PRIVATE_TORCH = {
         "_vmap_decrement_nesting",
     },
     # Changes that autograd is not to count, and which tensors of a captured graph share memory.
-    "swap.uncounted": {"_cdata", "_unsafe_preserve_version_counter"},
+    "swap.uncounted": {"_cdata", "torch.autograd.grad_mode._unsafe_preserve_version_counter"},
     # When it begins and ends to trace a frame.
     "swap.tracing_limit": {"torch._dynamo"},
     # What a compiled backward leaves, in each thread.

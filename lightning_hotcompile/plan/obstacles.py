@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
+from lightning_hotcompile.plan.switched_off import is_switched_off
+
 _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "torchmetrics", "lightning_hotcompile")
 _DEPTH = 3
+_KEYWORD = "create_graph"
 
 
 def holds_bounded_deque(module: nn.Module) -> bool:
@@ -23,11 +26,18 @@ def differentiates_twice(module: nn.Module) -> str | None:
 
     Compiled code has no second derivative: the backward through it would raise in mid-step, when it
     is too late to go back to eager. Looks at the code of the classes and at functions that it calls
-    by name; a call by position or through a variable is not seen.
+    by name; a call by position or through a variable is not seen. What hyperparameters keep from running
+    does not count.
     """
-    for kind in dict.fromkeys(type(m) for m in module.modules()):
-        for name, function in _own_methods(kind):
-            if _mentions(function, "create_graph", _DEPTH, set()):
+    owners: dict[type, list[nn.Module]] = {}
+    for owner in module.modules():
+        owners.setdefault(type(owner), []).append(owner)
+    for kind, instances in owners.items():
+        for name, method in _own_methods(kind):
+            itself = _names(method, _KEYWORD) and not all(
+                is_switched_off(method, _KEYWORD, owner) for owner in instances
+            )
+            if itself or _calls_one_with(method, _KEYWORD, _DEPTH, set()):
                 return f"{kind.__name__}.{name}"
     return None
 
@@ -55,15 +65,17 @@ def _unwrapped(value: Callable[..., object]) -> object:
         return None
 
 
-def _mentions(function: types.FunctionType, keyword: str, depth: int, seen: set[int]) -> bool:
+def _names(function: types.FunctionType, keyword: str) -> bool:
+    codes = _codes(function.__code__)
+    return any(keyword in names for code in codes for names in code.co_consts if isinstance(names, tuple))
+
+
+def _calls_one_with(function: types.FunctionType, keyword: str, depth: int, seen: set[int]) -> bool:
     seen.add(id(function))
-    codes = list(_codes(function.__code__))
-    if any(keyword in names for code in codes for names in code.co_consts if isinstance(names, tuple)):
-        return True
-    called = (function.__globals__.get(name) for code in codes for name in code.co_names)
+    names = (name for code in _codes(function.__code__) for name in code.co_names)
     return depth > 0 and any(
-        _mentions(other, keyword, depth - 1, seen)
-        for other in called
+        _names(other, keyword) or _calls_one_with(other, keyword, depth - 1, seen)
+        for other in map(function.__globals__.get, names)
         if isinstance(other, types.FunctionType)
         and id(other) not in seen
         and _package_of(other) not in _FRAMEWORKS

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,3 +118,117 @@ class TestObstacles:
 
         assert differentiates_twice(Odd()) is None
         assert differentiates_twice(Twice()) == "Twice.forward"
+
+
+def penalty(x: Tensor) -> Tensor:
+    return slope(x)
+
+
+class Settings(L.LightningModule):
+    """As pytorch-forecasting's base class: a penalty that its hyperparameters ask for, or do not."""
+
+    def __init__(self, constraints: Any = (), weight: float = 0.0, kind: str | None = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.weight = weight
+        self.seen = 0
+
+
+class AskedAlways(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+
+
+class AskedByLength(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        if self.training and len(self.hparams.constraints) > 0:
+            for _ in range(2):
+                x = torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+        return x
+
+
+class AskedByWeight(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        # A comment
+        return torch.autograd.grad(x.sum(), x, create_graph=True)[0] if self.hparams.weight != 0 else x
+
+
+class AskedByName(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        if not (self.hparams.kind is None or self.hparams.kind in ("none",)):
+            for x in x.split(2):  # noqa: B020
+                x = torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+        return x
+
+
+class AskedByAttribute(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        if self.weight > 0:
+            x = torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+        return x
+
+
+class AskedLater(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        if len(self.hparams.constraints) > 0 or self.seen > 10:
+            x = torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+        return x
+
+
+class AskedElsewhereToo(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        if len(self.hparams.constraints) > 0:
+            return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+        return penalty(x)
+
+
+class AskedByDict(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        if len(self.hparams.constraints) > 0:
+            return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+        settings = {"create_graph": True, "allow_unused": True}
+        return torch.autograd.grad(x.square().sum(), x, **settings)[0]
+
+
+class AskedOtherwise(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        if len(self.hparams.constraints) > 0:
+            return x
+        if x.ndim:
+            x = torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+        return x
+
+
+class TestHyperparameters:
+    @pytest.mark.parametrize(
+        ("model_class", "asks"),
+        [
+            (AskedByLength, {"constraints": ["a"]}),
+            (AskedByWeight, {"weight": 0.5}),
+            (AskedByName, {"kind": "slope"}),
+        ],
+    )
+    def test_what_they_switch_off_does_not_count(
+        self, model_class: type[Settings], asks: dict[str, Any]
+    ) -> None:
+        assert differentiates_twice(model_class()) is None
+        assert differentiates_twice(model_class(**asks)) == f"{model_class.__name__}.slope"
+        either = nn.ModuleList([model_class(), model_class(**asks)])
+        assert differentiates_twice(either) == f"{model_class.__name__}.slope"
+
+    @pytest.mark.parametrize(
+        "model_class",
+        [AskedAlways, AskedByAttribute, AskedLater, AskedElsewhereToo, AskedByDict, AskedOtherwise],
+    )
+    def test_all_else_may_run_later(self, model_class: type[Settings]) -> None:
+        assert differentiates_twice(model_class()) == f"{model_class.__name__}.slope"
+
+    def test_a_setting_that_is_no_plain_value_may_change(self) -> None:
+        assert differentiates_twice(AskedByLength(constraints=Changing())) == "AskedByLength.slope"
+
+
+class Changing(list[Any]):
+    """A list of the user's own, of any length."""
+
+    def __len__(self) -> int:
+        return 0

@@ -1,0 +1,131 @@
+"""Calls in a method that its hyperparameters keep from ever running, told from its source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+_CALLS: Mapping[str, Callable[[Any], Any]] = {"len": len, "bool": bool}
+_PLAIN = (type(None), bool, int, float, str, list, tuple, dict, set, frozenset)
+
+
+class _Unknown(Exception):
+    """What is not a hyperparameter, or not a plain value, may be another one later."""
+
+
+def is_switched_off(method: types.FunctionType, keyword: str, owner: nn.Module) -> bool:
+    """Whether each call with this keyword is in an ``if`` that the owner's ``hparams`` make false.
+
+    ``if self.training and len(self.hparams.constraints) > 0:`` is one where there are no constraints.
+    Hyperparameters are what a training is set up with; other attributes, counters and arguments may change
+    while it runs, so an ``if`` that needs them says nothing.
+
+    Args:
+        method: of the owner's class, as it was written.
+        keyword: of the calls that are looked for.
+        owner: the module.
+    """
+    definition = _definition(method)
+    if definition is None or not definition.args.args:
+        return False
+    values = _Values(definition.args.args[0].arg, owner, method.__globals__)
+    if any(isinstance(node, ast.Constant) and node.value == keyword for node in ast.walk(definition)):
+        return False  # among arguments that are put together first
+    found = [tests for call, tests in _calls(definition, ()) if keyword in {k.arg for k in call.keywords}]
+    return bool(found) and all(any(map(values.is_false, tests)) for tests in found)
+
+
+def _definition(method: types.FunctionType) -> ast.FunctionDef | None:
+    try:
+        lines, _ = inspect.getsourcelines(method.__code__)
+        # Not dedented: a comment, or a line of a string, may begin at the margin.
+        tree = ast.parse("".join(["if True:\n", *lines] if lines[0][:1].isspace() else lines))
+    except Exception:  # noqa: BLE001  # no source, or lines that are no statement by themselves
+        return None
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
+
+
+def _calls(node: ast.AST, tests: tuple[ast.expr, ...]) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
+    """All calls below a node, each with the conditions of the bodies that it is in."""
+    if isinstance(node, ast.Call):
+        yield node, tests
+    if isinstance(node, (ast.If, ast.IfExp)):
+        yield from _calls(node.test, tests)
+        for part in node.body if isinstance(node.body, list) else [node.body]:
+            yield from _calls(part, (*tests, node.test))
+        for part in node.orelse if isinstance(node.orelse, list) else [node.orelse]:
+            yield from _calls(part, tests)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _calls(child, tests)
+
+
+class _Values:
+    """Evaluates what consists of constants and hyperparameters, and calls nothing of the user's."""
+
+    def __init__(self, own_name: str, owner: nn.Module, namespace: Mapping[str, Any]) -> None:
+        self._own_name = own_name
+        self._owner = owner
+        self._namespace = namespace
+
+    def is_false(self, test: ast.expr) -> bool:
+        """Whether the condition is known not to hold."""
+        try:
+            return not self._of(test)
+        except Exception:  # noqa: BLE001  # unknown, or a comparison that raises in the step as well
+            return False
+
+    def _of(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self._of(node.operand)
+        if isinstance(node, ast.BoolOp):
+            return self._of_several(node)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return _COMPARISONS[type(node.ops[0])](self._of(node.left), self._of(node.comparators[0]))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
+            return self._call(node.func.id)(self._of(node.args[0]))
+        if isinstance(node, ast.Attribute):
+            return self._hyperparameter(node)
+        raise _Unknown
+
+    def _call(self, name: str) -> Callable[[Any], Any]:
+        if name in self._namespace or name not in _CALLS:
+            raise _Unknown
+        return _CALLS[name]
+
+    def _of_several(self, node: ast.BoolOp) -> bool:
+        """One that is false decides an ``and``, whatever the others are."""
+        if isinstance(node.op, ast.And) and any(self.is_false(value) for value in node.values):
+            return False
+        return (all if isinstance(node.op, ast.And) else any)(bool(self._of(value)) for value in node.values)
+
+    def _hyperparameter(self, node: ast.Attribute) -> Any:
+        of = node.value
+        if not (isinstance(of, ast.Attribute) and of.attr == "hparams" and isinstance(of.value, ast.Name)):
+            raise _Unknown
+        if of.value.id != self._own_name:
+            raise _Unknown
+        value = dict(self._owner.hparams)[node.attr]  # type: ignore[arg-type]
+        if type(value) not in _PLAIN:
+            raise _Unknown
+        return value
