@@ -74,7 +74,7 @@ class HotCompile(EvaluationHooks):
         keep_freed_memory: bool = True,
         store: str | None = "auto",
         on_error: str = "eager",
-        log_prefix: str = "hotcompile",
+        log_prefix: str | None = "hotcompile",
         verbose: bool = False,
         event_log: str | None = None,
     ) -> None:

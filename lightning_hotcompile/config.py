@@ -135,8 +135,8 @@ class HotCompileConfig:
     on_error: str = "eager"
     """After an error of the compiler or of this callback: ``eager`` goes on, ``raise`` raises."""
 
-    log_prefix: str = "hotcompile"
-    """Prefix of the scalars in the Trainer's loggers."""
+    log_prefix: str | None = "hotcompile"
+    """Prefix of the scalars in the Trainer's loggers; ``None`` writes nothing to them."""
 
     verbose: bool = False
     """Print the plan and each change of phase as they happen."""
@@ -185,8 +185,9 @@ class HotCompileConfig:
             or not 0 < self.compile_timeout < float("inf")
         ):
             _refuse("compile_timeout", self.compile_timeout, "give seconds above 0, for example 600, or None")
-        if not isinstance(self.log_prefix, str) or not self.log_prefix.strip("/"):
-            _refuse("log_prefix", self.log_prefix, "give a non-empty name, for example 'hotcompile'")
+        prefix = self.log_prefix
+        if prefix is not None and not (isinstance(prefix, str) and prefix.strip("/")):
+            _refuse("log_prefix", prefix, "give a non-empty name, for example 'hotcompile', or None")
         if self.store is not None and not (isinstance(self.store, str) and self.store):
             _refuse("store", self.store, "give 'auto', the path of a folder, or None")
         if self.event_log is not None and not (isinstance(self.event_log, str) and self.event_log):

@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "max_signatures": ([0, -1, 2.0, False, None], "a whole number of 1 or more"),
     "parity": (["on", "", None, True], "'auto', 'off', 'warn', 'raise'"),
     "on_error": (["ignore", "", None, True], "'eager', 'raise'"),
-    "log_prefix": (["", "/", "//", None, 3], "a non-empty name"),
+    "log_prefix": (["", "/", "//", True, 3], "a non-empty name"),
     "verbose": ([1, "yes", None], "True, False"),
     "event_log": (["", 3, True], "the path of a file, or None"),
 }
@@ -118,6 +118,7 @@ def test_a_misspelt_value_gets_near_names(option: str, value: str, near: str) ->
         {"options": {"max_autotune": True}},
         {"event_log": "events.jsonl"},
         {"log_prefix": "a/b"},
+        {"log_prefix": None},
         {"scope": "auto", "targets": ("net.*",)},
         {"scope": "module", "targets": ("net",)},
     ],

@@ -170,6 +170,12 @@ def test_a_prefix_of_ones_own(tmp_path: Path) -> None:
     assert all(t.startswith("speed/hot/") for t in ours)
 
 
+def test_no_prefix_leaves_the_loggers_to_the_model(tmp_path: Path) -> None:
+    run = train(tmp_path, hot(log_prefix=None), max_epochs=2)
+    assert run.report.regions[0].proven
+    assert not [tag for kind in run.tensorboard.Tags().values() if kind for tag in list(kind) if "hot" in tag]
+
+
 def test_a_run_that_was_declined_by_the_forecast_tells_no_numbers_of_compiling(tmp_path: Path) -> None:
     callback = hot(cost_gate=True)
     run = train(tmp_path, callback, max_epochs=2)

@@ -32,6 +32,8 @@ PHASE_NUMBER: Mapping[str, int] = types.MappingProxyType(
 
 PROGRESS_BAR_NAME = "hotcompile"
 
+_LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
+
 
 class LoggerMetrics:
     """Sends scalars, texts and pictures to all loggers of a Trainer, from rank zero.
@@ -40,17 +42,16 @@ class LoggerMetrics:
     others get theirs, and training goes on.
 
     Args:
-        prefix: goes before each name, with a slash.
+        prefix: goes before each name, with a slash; ``None`` for nothing in any logger.
     """
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix.strip("/")
+    def __init__(self, prefix: str | None) -> None:
+        self.prefix = None if prefix is None else prefix.strip("/")
         self._warned: set[str] = set()
 
-    @staticmethod
-    def has_readers(trainer: pl.Trainer) -> bool:
+    def has_readers(self, trainer: pl.Trainer) -> bool:
         """Whether anything would be written: a receipt that nobody reads need not be made."""
-        return bool(trainer.is_global_zero and trainer.loggers)
+        return bool(self.prefix is not None and trainer.is_global_zero and trainer.loggers)
 
     def log(self, trainer: pl.Trainer, values: Mapping[str, float | None]) -> None:
         """Log each value at the step that Lightning gives its own metrics now.
@@ -85,7 +86,7 @@ class LoggerMetrics:
         self._for_each_logger(trainer, lambda logger: _write_image(logger, name, drawn, step))
 
     def _for_each_logger(self, trainer: pl.Trainer, write: Callable[[Logger], None]) -> None:
-        if not trainer.is_global_zero:
+        if not self.has_readers(trainer):
             return
         for position, logger in enumerate(trainer.loggers):
             try:
@@ -185,8 +186,22 @@ def lightning_step(trainer: pl.Trainer) -> int:
 
 
 def _write_metrics(logger: Logger, metrics: Mapping[str, float], step: int) -> None:
-    logger.log_metrics(metrics=dict(metrics), step=step)  # as Lightning calls it
+    _log_metrics_of(logger)(metrics=dict(metrics), step=step)  # as Lightning calls it
     logger.save()
+
+
+def _log_metrics_of(logger: Logger) -> Callable[..., None]:
+    """Lightning's own method, where a subclass from elsewhere has another one.
+
+    That may keep a list by name and make a table of them at the end (NeuralProphet), and our numbers come at
+    other steps. A logger that is none of Lightning's is written to as it wants to be.
+    """
+    for kind in type(logger).__mro__:
+        own = vars(kind).get("log_metrics")
+        of_lightning = str(kind.__module__).partition(".")[0] in _LIGHTNING
+        if of_lightning and callable(own) and not getattr(own, "__isabstractmethod__", False):
+            return types.MethodType(own, logger)
+    return logger.log_metrics
 
 
 def _write_text(logger: Logger, name: str, markdown: str, step: int) -> None:

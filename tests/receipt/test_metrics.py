@@ -57,14 +57,31 @@ class Reporter(pl.Callback):
 
 
 class BrokenLogger(CSVLogger):
+    """Fails once anything of the callback's is to be written."""
+
     def __init__(self, save_dir: Path) -> None:
         super().__init__(save_dir)
         self.calls = 0
 
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        if any(name.startswith("hotcompile/") for name in metrics):
+    def save(self) -> None:
+        if any(name.startswith("hotcompile/") for row in self.experiment.metrics for name in row):
+            self.experiment.metrics.clear()
             self.calls += 1
             raise ConnectionError("the server is gone")
+        super().save()
+
+
+class History(TensorBoardLogger):
+    """Keeps each number by its name, to make a table of them, as NeuralProphet does."""
+
+    def __init__(self, save_dir: Path) -> None:
+        super().__init__(save_dir)
+        self.history: dict[str, list[float]] = {}
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        for name, value in metrics.items():
+            self.history.setdefault(name, []).append(value)
+        super().log_metrics(metrics, step)
 
 
 class RecordingLogger(Logger):
@@ -200,6 +217,22 @@ class TestLoggerMetrics:
         logger = RecordingLogger()
         LoggerMetrics("hot/").log(fake_trainer(Greedy(), logger), {"phase": 4})
         assert logger.calls == [({"hot/phase": 4}, 7)]
+
+    def test_what_a_subclass_does_with_numbers_is_for_its_own(self, tmp_path: Path) -> None:
+        logger = History(tmp_path)
+        fit(logger, Reporter())
+        assert "own_loss" in logger.history
+        assert not [name for name in logger.history if name.startswith("hotcompile")]
+        written = read_tensorboard(logger).Tags()["scalars"]
+        assert {"own_loss", "hotcompile/step_ms"} <= set(written)
+
+    def test_without_a_prefix_nothing_is_written(self) -> None:
+        logger, metrics = RecordingLogger(), LoggerMetrics(None)
+        trainer = fake_trainer(logger)
+        metrics.log(trainer, {"phase": 4})
+        metrics.log_text(trainer, "receipt", PAGE)
+        assert not metrics.has_readers(trainer)
+        assert logger.calls == []
 
     def test_each_broken_logger_warns_for_itself(self, tmp_path: Path) -> None:
         metrics = LoggerMetrics("hotcompile")
