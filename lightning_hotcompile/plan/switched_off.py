@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import operator
 import types
@@ -35,8 +36,8 @@ def is_switched_off(method: types.FunctionType, keyword: str, owner: nn.Module) 
     """Whether each call with this keyword is in an ``if`` that the owner's ``hparams`` make false.
 
     ``if self.training and len(self.hparams.constraints) > 0:`` is one where there are no constraints.
-    Hyperparameters are what a training is set up with; other attributes, counters and arguments may change
-    while it runs, so an ``if`` that needs them says nothing.
+    Hyperparameters are what a training is set up with, unless a method sets one later. Other attributes,
+    counters and arguments may change while it runs, so an ``if`` that needs them says nothing.
 
     Args:
         method: of the owner's class, as it was written.
@@ -126,6 +127,20 @@ class _Values:
         if of.value.id != self._own_name:
             raise _Unknown
         value = dict(self._owner.hparams)[node.attr]  # type: ignore[arg-type]
-        if type(value) not in _PLAIN:
+        if type(value) not in _PLAIN or _is_set(node.attr, self._owner):
             raise _Unknown
         return value
+
+
+def _is_set(name: str, owner: nn.Module) -> bool:
+    """Whether a method of the owner's class may set an attribute or an item of this name."""
+    functions = (f for kind in type(owner).__mro__ for f in vars(kind).values())
+    codes = (f.__code__ for f in functions if isinstance(f, types.FunctionType) and f.__name__ != "__init__")
+    return any(_sets(code, name) for code in codes)
+
+
+def _sets(code: types.CodeType, name: str) -> bool:
+    steps = list(dis.get_instructions(code))
+    if any(step.opname == "STORE_ATTR" and step.argval == name for step in steps):
+        return True
+    return any(step.opname == "STORE_SUBSCR" for step in steps) and name in code.co_consts

@@ -33,6 +33,7 @@ PHASE_NUMBER: Mapping[str, int] = types.MappingProxyType(
 PROGRESS_BAR_NAME = "hotcompile"
 
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
+_TO_FILES = ("loggers.tensorboard", "loggers.csv_logs")
 
 
 class LoggerMetrics:
@@ -191,15 +192,15 @@ def _write_metrics(logger: Logger, metrics: Mapping[str, float], step: int) -> N
 
 
 def _log_metrics_of(logger: Logger) -> Callable[..., None]:
-    """Lightning's own method, where a subclass from elsewhere has another one.
+    """That of Lightning's TensorBoard or CSV logger, where a subclass from elsewhere has another one.
 
     That may keep a list by name and make a table of them at the end (NeuralProphet), and our numbers come at
-    other steps. A logger that is none of Lightning's is written to as it wants to be.
+    other steps. All else is written to as it wants to be: a service may take its steps in their order only.
     """
     for kind in type(logger).__mro__:
+        package, _, module = str(kind.__module__).partition(".")
         own = vars(kind).get("log_metrics")
-        of_lightning = str(kind.__module__).partition(".")[0] in _LIGHTNING
-        if of_lightning and callable(own) and not getattr(own, "__isabstractmethod__", False):
+        if package in _LIGHTNING and module.endswith(_TO_FILES) and callable(own):
             return types.MethodType(own, logger)
     return logger.log_metrics
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule
@@ -42,9 +43,8 @@ class GraphAtWork:
 
     The first run is compared with eager. Where the compiled backward needs inputs that eager's does not, see
     :mod:`~lightning_hotcompile.swap.saved_inputs`, or where with manual optimization several outputs may have
-    a backward each, it is eager's. In the next :data:`RUNS_WATCHED` armed
-    runs NaN and Inf that only the compiled code makes are found. After that a run is the compiled code and
-    no more.
+    a backward each, it is eager's. In the next :data:`RUNS_WATCHED` armed runs NaN and Inf that only the
+    compiled code makes are found. After that a run is the compiled code and no more.
 
     Compiled code that raises is answered by the captured graph on the same inputs, and not used again. What
     the failing run had changed in place already is put back in runs that are looked at; else there is no
@@ -124,6 +124,8 @@ class GraphAtWork:
             backward_outside=self._watch.backward_outside,
             behind_autograd=self._behind_autograd,
         )
+        if parity.agrees and parity.hidden and hooks_in_use() is not None:  # no backward would tell
+            parity = replace(parity, agrees=False, reason="its backward needs what it changes through .data")
         self._graph.parity = parity
         if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
             return answer(*args)
@@ -135,9 +137,9 @@ class GraphAtWork:
         if parity.agrees and (parity.reach or parity.sharing or parity.uncounted):
             self._compiled, self._rest = self._as_autograd_has_eager(parity), self._unwatched
         self._instead = self._watched if self._graph.unwatched is None else self._rest
-        waits = parity.needed or (parity.several and not self._watch.backward_outside)
+        waits = parity.needed or parity.hidden or (parity.several and not self._watch.backward_outside)
         if parity.agrees and waits and hooks_in_use() is None:  # a checkpoint compares its two runs
-            self._fixed = frozenset(parity.changed)
+            self._fixed = frozenset((*parity.changed, *parity.hidden))
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
         return self._watched_run(args) if self._graph.unwatched is None else self._unwatched_run(args)
@@ -152,9 +154,9 @@ class GraphAtWork:
     def _before_a_backward(self, *args: Any) -> Any:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
         assert self._graph.parity is not None
-        outputs = self._eager(*args)
+        outputs, parity = self._eager(*args), self._graph.parity
         self._backwards.append(SeparateBackwards(args, flat(outputs)))
-        needed = at_positions(self._graph.parity.needed, args, flat(outputs))
+        needed = at_positions((*parity.needed, *parity.hidden), args, flat(outputs))
         self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
         self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
         self._waited += 1

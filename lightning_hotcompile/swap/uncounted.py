@@ -47,8 +47,9 @@ def written_behind_autograd(graph_module: GraphModule) -> frozenset[int]:
     for node in graph_module.graph.nodes:
         for written in _written_by(node):
             *path, first = _memory_of(written)
-            if first in places and any(_name(step) == "_get_data_attr" for step in path):
-                found.add(places[first])
+            names = {_name(step) for step in (node, *path)}
+            if first in places and not names.isdisjoint(("_get_data_attr", "set_")):
+                found.add(places[first])  # ``set_`` is how Dynamo writes ``tensor.data = other``
     return frozenset(found)
 
 

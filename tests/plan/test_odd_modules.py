@@ -168,6 +168,16 @@ class AskedByAttribute(Settings):
         return x
 
 
+class SetByAMethod(AskedByWeight):
+    def on_train_epoch_start(self) -> None:
+        self.hparams.weight = 10.0
+
+
+class SetByItem(AskedByWeight):
+    def on_train_epoch_start(self) -> None:
+        self.hparams["weight"] = 10.0
+
+
 class AskedLater(Settings):
     def slope(self, x: Tensor) -> Tensor:
         if len(self.hparams.constraints) > 0 or self.seen > 10:
@@ -221,6 +231,10 @@ class TestHyperparameters:
         [AskedAlways, AskedByAttribute, AskedLater, AskedElsewhereToo, AskedByDict, AskedOtherwise],
     )
     def test_all_else_may_run_later(self, model_class: type[Settings]) -> None:
+        assert differentiates_twice(model_class()) == f"{model_class.__name__}.slope"
+
+    @pytest.mark.parametrize("model_class", [SetByAMethod, SetByItem])
+    def test_one_that_a_method_sets_may_change(self, model_class: type[Settings]) -> None:
         assert differentiates_twice(model_class()) == f"{model_class.__name__}.slope"
 
     def test_a_setting_that_is_no_plain_value_may_change(self) -> None:

@@ -16,6 +16,9 @@ from lightning_hotcompile.swap.uncounted import not_counting, written_behind_aut
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 
+RECOMPUTES = "aot_eager_decomp_partition"
+"""Computes in the backward what it can, as Inductor does, and so needs other tensors than eager."""
+
 
 class Critic(nn.Module):
     """Two outputs that may have a backward each; its features are asked for alone, too."""
@@ -125,14 +128,17 @@ def test_after_an_error_too_and_not_where_nobody_counts() -> None:
 class Noisy(nn.Module):
     """A layer of a Bayesian net: its noise is drawn into a buffer, behind autograd's back."""
 
-    def __init__(self, breaks: bool) -> None:
+    def __init__(self, breaks: bool, replaces: bool = False) -> None:
         super().__init__()
+        self.replaces = replaces
         self.mean, self.scale = (nn.Parameter(torch.randn(8, 3) * 0.1) for _ in range(2))
         self.register_buffer("noise", torch.zeros(8, 3))
         self.breaks = breaks
 
     def forward(self, x: Tensor) -> Tensor:
-        noise = self.noise.data.normal_()[:]
+        if self.replaces:
+            self.noise.data = torch.randn(8, 3)
+        noise = self.noise[:] if self.replaces else self.noise.data.normal_()[:]
         if self.breaks:
             torch._dynamo.graph_break()
         return x @ (self.mean + noise * F.softplus(self.scale))
@@ -141,9 +147,9 @@ class Noisy(nn.Module):
 class Sampled(Net):
     """Several samples, in graphs of their own, and one backward: eager's has the last noise for each."""
 
-    def __init__(self, breaks: bool = False) -> None:
+    def __init__(self, breaks: bool = False, replaces: bool = False) -> None:
         super().__init__(n_block=1)
-        self.layer = Noisy(breaks)
+        self.layer = Noisy(breaks, replaces)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -162,7 +168,86 @@ def test_noise_that_is_drawn_into_data(breaks: bool) -> None:
     fit(plain)
     fit(model, [callback])
     assert_same(plain, model, tolerance=1e-6)
-    assert ("changes through .data" in callback.report.to_text().replace("\n", " ")) is not breaks
+    assert callback.report.regions[0].proven is breaks
+
+
+def test_noise_that_replaces_data() -> None:
+    plain, model = (seeded(lambda: Sampled(replaces=True)) for _ in range(2))
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model, tolerance=1e-6)
+    assert not callback.report.regions[0].proven
+
+
+class Gate(Net):
+    """What the loss has used is held in its range in the same step: compiled code would need it as it was."""
+
+    def __init__(self, kind: Callable[[Tensor], Tensor], by_data: bool) -> None:
+        super().__init__(n_block=1)
+        self.gate = kind(torch.tensor(1.5))
+        self.by_data = by_data
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self(x) * torch.sigmoid(self.gate), y)
+        if self.by_data:
+            self.gate.data.clamp_(max=self.most(batch_idx))
+        else:
+            with torch.no_grad():
+                self.gate.clamp_(max=self.most(batch_idx))
+        return loss
+
+    def most(self, batch_idx: int) -> float:
+        return 0.3
+
+
+@pytest.mark.parametrize("backend", [RECOMPUTES, pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("by_data", [False, True])
+@pytest.mark.parametrize("kind", [nn.Parameter, nn.Buffer])
+def test_what_is_used_and_then_written_in_one_graph(
+    kind: Callable[[Tensor], Tensor], by_data: bool, backend: str
+) -> None:
+    plain, model = (seeded(lambda: Gate(kind, by_data)) for _ in range(2))
+    callback = hot(backend=backend, scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model, tolerance=1e-5)
+
+
+class Codebook(Net):
+    """As in VQ-VAE: distances that only choose, a codebook that follows what was chosen."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.register_buffer("book", torch.randn(3, 6))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        scores = self(x)
+        chosen = (scores @ self.book).argmax(1)
+        hot_ones = F.one_hot(chosen, 6).float()
+        self.book.data.copy_(0.9 * self.book + 0.1 * scores.detach().t() @ hot_ones)
+        return F.cross_entropy(scores, y) + (scores - F.embedding(chosen, self.book.t())).square().mean()
+
+
+class Clipped(Net):
+    """As in WGAN: weights are held in their range through ``.data``, and then used."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        for parameter in self.head.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize("model_class", [Codebook, Clipped])
+def test_what_is_as_it_was_until_the_backward_is_compiled(model_class: type[Net]) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(plain)
+    fit(model, [callback])
+    assert callback.report.regions[0].proven, callback.report.to_text()
+    assert_same(plain, model)
 
 
 def by_data(weight: Tensor) -> None:
@@ -207,7 +292,11 @@ def only_read(weight: Tensor) -> None:
     weight.data.sum()
 
 
-WRITES = [by_data, by_a_part, by_an_index, by_an_operator, by_init, by_out, by_inplace]
+def by_another(weight: Tensor) -> None:
+    weight.data = torch.ones_like(weight)
+
+
+WRITES = [by_another, by_data, by_a_part, by_an_index, by_an_operator, by_init, by_out, by_inplace]
 
 
 @pytest.mark.parametrize(

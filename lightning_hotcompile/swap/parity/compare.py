@@ -60,8 +60,7 @@ def compare(
     next draws are others, and on a CPU nothing is held against noise: it hides that two changed places.
 
     With ``backward_outside`` gradients are taken without the autocast around this. ``behind_autograd`` are
-    positions of inputs that the graph writes to through ``.data``: where eager saves such a one, the backward
-    of a call sees what later calls have written; compiled code would save it as it was at each call.
+    positions of inputs that the graph writes to through ``.data``.
 
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code
@@ -97,7 +96,7 @@ class _Raised(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class _Strict:
-    """What a run with the same seed said; the last three as in :class:`Parity`."""
+    """What a run with the same seed said; tuples are as in :class:`Parity`."""
 
     difference: float
     kinds: bool
@@ -105,6 +104,9 @@ class _Strict:
     as_many: bool
     needed: tuple[int, ...]
     uncounted: tuple[int, ...]
+    spoiled: bool
+    """Whether an input that its backward needs, and eager's does not, is one that it writes to."""
+
     sharing: tuple[int, ...]
 
     @property
@@ -138,20 +140,24 @@ class _Comparison:
             stochastic=first.random,
             reach=first.reach,
             several=first.several,
+            hidden=tuple(i for i in self._behind_autograd if i in first.saved),
         )
+        if any(i in first.moved for i in learned.hidden):
+            reason = "its backward needs an input whose .data it replaces"
+            return replace(learned, agrees=False, reason=reason)
         if self._trial.shares_what_changes(first.changed):
             return replace(
                 learned, agrees=False, reason="an input is changed that may share memory with another"
             )
-        if any(i in first.saved for i in self._behind_autograd):
-            reason = "its backward needs an input that it changes through .data"
-            return replace(learned, agrees=False, reason=reason)
         if self._needs_all_outputs(first, eager):
             return replace(learned, agrees=False, reason="an output that is not used would change gradients")
         try:
             found = self._strictly(first, eager, compiled)
             learned = replace(learned, error=found.difference, needed=found.needed, sharing=found.sharing)
             learned = replace(learned, uncounted=found.uncounted)
+            if found.spoiled:
+                reason = "writes to an input that its backward needs, and eager's does not"
+                return replace(learned, agrees=False, reason=reason)
             if self._draws_as_eager and not found.as_many:  # if all else agrees, the next draw is another
                 return replace(learned, agrees=False, reason="does not draw as many random numbers as eager")
             if found.agrees:
@@ -194,9 +200,16 @@ class _Comparison:
             agrees=agrees,
             as_many=as_many,
             needed=tuple(i for i in result.saved if i not in first.saved),
-            uncounted=tuple(i for i in result.changed if i not in (*first.changed, *result.saved)),
+            uncounted=self._uncounted(first, result),
+            spoiled=any(i in result.changed and i not in first.saved for i in result.saved),
             sharing=result.sharing,
         )
+
+    def _uncounted(self, first: Run, result: Run) -> tuple[int, ...]:
+        """Not what a backward has saved as counted, nor what shares its count with what eager counts."""
+        found = tuple(i for i in result.changed if i not in (*first.changed, *result.saved))
+        shared = self._trial.share_memory(found, first.changed)
+        return tuple(i for i in found if i not in shared)
 
     def _reference(self, first: Run, eager: CompiledFn) -> Run | None:
         """Eager in 64 bit; ``None`` where it draws other numbers there, as ``randn_like`` does."""

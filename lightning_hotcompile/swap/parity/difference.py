@@ -43,6 +43,9 @@ class Run:
     on_cpu: bool = False
     drawn: Tensor | None = None
     saved: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+    """Positions of the inputs that lie in other memory afterwards."""
+
     sharing: tuple[int, ...] = ()
     reach: Reach = field(default_factory=dict)
     several: bool = False

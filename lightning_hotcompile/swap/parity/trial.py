@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -73,14 +74,17 @@ class Trial:
         to_inputs = {i: leaf_of(t) for i, t in enumerate(clones) if isinstance(t, Tensor) and t.requires_grad}
         leaves = [*to_inputs.values(), *(t for t in held if t.requires_grad)]
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
-        saved: set[int] = set()
+        places = [{_memory_of(t)} if isinstance(t, Tensor) else set[int]() for t in clones]
+        kept = weakref.WeakSet[_Saved]()
 
-        def pack(tensor: Tensor) -> Tensor:
-            saved.add(_memory_of(tensor))
-            return tensor
+        def pack(tensor: Tensor) -> _Saved:
+            kept.add(found := _Saved(tensor))
+            return found
 
-        with put_back_after_errors(), saved_tensors_hooks(pack, _as_it_is):
+        with put_back_after_errors(), saved_tensors_hooks(pack, _Saved.unpacked):
             outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
+        # Not what was saved for a backward that no output leads to.
+        saved = {_memory_of(each.tensor) for each in kept}
         after, reach = RandomState(), uneven_reach(outputs, to_inputs)
         torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
         with self._around_backward():
@@ -96,9 +100,10 @@ class Trial:
             on_cpu=state.is_same(after, of_gpus=True) and not state.is_same(after),
             drawn=after.states[0],
             saved=(
-                *(i for i, clone in enumerate(clones) if _is_among(clone, saved)),
+                *(i for i, clone in enumerate(clones) if _is_among(clone, saved, places[i])),
                 *(of_output(i) for i, output in enumerate(outputs) if _is_among(output, saved)),
             ),
+            moved=tuple(i for i, t in enumerate(clones) if places[i] and _memory_of(t) not in places[i]),
             sharing=_sharing(dict(zip(to_inputs, gradients, strict=False))),
             reach=reach,
             several=sum(t.requires_grad for t in outputs) > 1,
@@ -116,6 +121,11 @@ class Trial:
             for tensor in written
             for other in tensors.values()
         )
+
+    def share_memory(self, positions: Sequence[int], others: Sequence[int]) -> frozenset[int]:
+        """Those of the inputs that lie in the memory of one of the others, whatever part of it."""
+        memory = {_memory_of(t) for i in others if isinstance(t := self._inputs[i], Tensor)}
+        return frozenset(i for i in positions if _is_among(self._inputs[i], memory))
 
     def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
         """The reference for the error that eager itself makes; ``None`` where the graph has no such form."""
@@ -137,8 +147,14 @@ class Trial:
             return None
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+class _Saved:
+    """A tensor that a backward keeps: it is there as long as that is."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def unpacked(self) -> Tensor:
+        return self.tensor
 
 
 def _memory_of(tensor: Tensor) -> int:
@@ -146,9 +162,11 @@ def _memory_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
-def _is_among(value: Any, memory: set[int]) -> bool:
-    """Whether a tensor that is not empty lies in one of these places."""
-    return isinstance(value, Tensor) and value.numel() > 0 and _memory_of(value) in memory
+def _is_among(value: Any, memory: set[int], before: Collection[int] = ()) -> bool:
+    """Whether a tensor that is not empty lies in one of these places, or did ``before`` it got another."""
+    if not isinstance(value, Tensor) or value.numel() == 0:
+        return False
+    return not memory.isdisjoint((_memory_of(value), *before))
 
 
 def _version(value: Any) -> int | None:
