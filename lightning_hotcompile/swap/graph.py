@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.swap.parity.verdict import Parity
+from lightning_hotcompile.swap.uncounted import HiddenWrites
 
 
 @dataclass(kw_only=True)
@@ -43,6 +44,7 @@ class Watch:
     on_failure: Callable[[BaseException], None] = lambda error: None
     armed: bool = True
     tripped: list[Graph] = field(default_factory=list)
+    hidden: HiddenWrites = field(default_factory=HiddenWrites)
     total_runs: int = 0
 
 

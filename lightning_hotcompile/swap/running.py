@@ -75,7 +75,7 @@ class GraphAtWork:
         self._watch = watch
         self._neutral = neutral
         self._held = tensors_of(captured)
-        self._behind_autograd = written_behind_autograd(captured)
+        self._writes = written_behind_autograd(captured)
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
         self._instead: CompiledFn | None = self._first
@@ -122,7 +122,7 @@ class GraphAtWork:
             lambda: self._neutral(args),
             draws_as_eager=self._watch.draws_as_eager,
             backward_outside=self._watch.backward_outside,
-            behind_autograd=self._behind_autograd,
+            behind_autograd=self._watch.hidden.seen_by(args, self._writes),
         )
         if parity.agrees and parity.hidden and hooks_in_use() is not None:  # no backward would tell
             parity = replace(parity, agrees=False, reason="its backward needs what it changes through .data")

@@ -8,9 +8,11 @@ Eager's batch normalisation does not count those of its running statistics, whic
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx import GraphModule, Node
@@ -38,6 +40,36 @@ def not_counting(run: CompiledFn, positions: Sequence[int]) -> CompiledFn:
             return run(*args)
 
     return run_and_count_back
+
+
+class HiddenWrites:
+    """The tensors that any graph of a run writes to through ``.data``."""
+
+    def __init__(self) -> None:
+        self._written: list[weakref.ref[Tensor]] = []
+
+    def seen_by(self, inputs: Sequence[Any], writes: Collection[int]) -> tuple[int, ...]:
+        """Positions of the inputs that lie in the memory of one of them.
+
+        Args:
+            inputs: of a graph.
+            writes: positions of those that this graph writes to itself; they are kept in mind.
+        """
+        self._written += [weakref.ref(inputs[i]) for i in writes]
+        if not self._written:
+            return ()
+        tensors = [tensor for ref in self._written if (tensor := ref()) is not None]
+        memory = {_place_of(tensor) for tensor in tensors} - {None}
+        return tuple(i for i, value in enumerate(inputs) if i in writes or _place_of(value) in memory)
+
+
+def _place_of(value: Any) -> int | None:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return value.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):
+        return None  # a subclass without memory of its own, which is not compared either
 
 
 def written_behind_autograd(graph_module: GraphModule) -> frozenset[int]:

@@ -60,7 +60,7 @@ def compare(
     next draws are others, and on a CPU nothing is held against noise: it hides that two changed places.
 
     With ``backward_outside`` gradients are taken without the autocast around this. ``behind_autograd`` are
-    positions of inputs that the graph writes to through ``.data``.
+    positions of inputs that this graph, or another one of the step, writes to through ``.data``.
 
     ``held`` are tensors that both hold by themselves and may change (an optimizer's parameters and
     state). Afterwards inputs, held tensors, gradients and the random state are as before; no user code

@@ -41,8 +41,9 @@ class Parity:
     """Positions of inputs whose change compiled code counts, and eager does not: running statistics."""
 
     hidden: tuple[int, ...] = ()
-    """Positions of inputs that eager's backward needs, and that the graph writes to through ``.data``: that
-    of one call sees what later ones have written, where compiled code keeps what was there at each."""
+    """Positions of inputs that eager's backward needs, and that a graph writes to through ``.data``: that of
+    one call sees what later ones have written, where compiled code keeps what was there at each, or computes
+    from it anew what eager has kept."""
 
     reach: Reach = field(default_factory=dict)
     """Inputs on which not all outputs depend, see :mod:`~lightning_hotcompile.swap.backward`."""
