@@ -23,11 +23,7 @@ from torch.nn import Parameter
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.parity.difference import flat
-from lightning_hotcompile.swap.parity.reach import Reach
-
-_COMPILED = "CompiledFunctionBackward"
-_MOST_VIEWS = 4
-"""Between an output and the function that made it: AOTAutograd makes views of outputs anew."""
+from lightning_hotcompile.swap.parity.reach import Reach, made_by
 
 
 class BackwardAsEager:
@@ -65,7 +61,7 @@ class BackwardAsEager:
         if not self._is_known:
             self._learn(edges, earlier, tensors)
         for place in self._places:
-            if (node := _made_by(tensors[place])[0]) is not None:
+            if (node := made_by(tensors[place])[0]) is not None:
                 node.register_hook(self._as_eager)
                 break
         return outputs
@@ -82,7 +78,7 @@ class BackwardAsEager:
 
         An output that is an input, or a view of one, leads to the function that has made the input.
         """
-        made = {place: _made_by(tensor) for place, tensor in enumerate(tensors)}
+        made = {place: made_by(tensor) for place, tensor in enumerate(tensors)}
         node = next((n for n, _ in made.values() if n is not None and n not in earlier), None)
         if node is None:  # a run without gradients, or code that is not AOTAutograd's
             return
@@ -145,19 +141,9 @@ class SeparateBackwards:
             self._is_freed = self._is_freed or not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-def _made_by(output: Tensor) -> tuple[Node | None, int]:
-    """The compiled function that an output comes from, be it as a view, and its number there."""
-    node, number = output.grad_fn, output.output_nr
-    for _ in range(_MOST_VIEWS):
-        if node is None or node.name() == _COMPILED:
-            break
-        node, number = node.next_functions[0] if node.next_functions else (None, 0)
-    return (node, number) if node is not None and node.name() == _COMPILED else (None, 0)
-
-
 def _makers(args: Sequence[Any]) -> list[Node]:
     """The compiled functions that inputs come from."""
-    found = (_made_by(arg)[0] for arg in args if isinstance(arg, Tensor))
+    found = (made_by(arg)[0] for arg in args if isinstance(arg, Tensor))
     return [node for node in found if node is not None]
 
 

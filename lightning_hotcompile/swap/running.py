@@ -30,7 +30,7 @@ from lightning_hotcompile.swap.saved_inputs import (
     with_copies,
 )
 from lightning_hotcompile.swap.saved_tensors import hooks_in_use, strides_kept
-from lightning_hotcompile.swap.uncounted import not_counting, written_behind_autograd
+from lightning_hotcompile.swap.uncounted import holds_noise, not_counting, written_behind_autograd
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ RUNS_WATCHED = 10
 class GraphAtWork:
     """What runs in place of one captured graph.
 
-    The first run is compared with eager. Where the compiled backward needs inputs that eager's does not, see
-    :mod:`~lightning_hotcompile.swap.saved_inputs`, or where with manual optimization several outputs may have
-    a backward each, it is eager's. In the next :data:`RUNS_WATCHED` armed runs NaN and Inf that only the
-    compiled code makes are found. After that a run is the compiled code and no more.
+    The first run is compared with eager. Where the compiled backward needs what eager's does not, see
+    :mod:`~lightning_hotcompile.swap.saved_inputs`, or there may be several backwards, it is eager's. In the
+    next :data:`RUNS_WATCHED` armed runs NaN and Inf that only the compiled code makes are found. After that a
+    run is the compiled code and no more.
 
     Compiled code that raises is answered by the captured graph on the same inputs, and not used again. What
     the failing run had changed in place already is put back in runs that are looked at; else there is no
@@ -124,7 +124,8 @@ class GraphAtWork:
             backward_outside=self._watch.backward_outside,
             behind_autograd=self._watch.hidden.seen_by(args, self._writes),
         )
-        if parity.agrees and parity.hidden and hooks_in_use() is not None:  # no backward would tell
+        untold = hooks_in_use() is not None or holds_noise(parity.hidden, self._writes, args)
+        if parity.agrees and parity.hidden and untold:
             parity = replace(parity, agrees=False, reason="its backward needs what it changes through .data")
         self._graph.parity = parity
         if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
@@ -137,8 +138,8 @@ class GraphAtWork:
         if parity.agrees and (parity.reach or parity.sharing or parity.uncounted):
             self._compiled, self._rest = self._as_autograd_has_eager(parity), self._unwatched
         self._instead = self._watched if self._graph.unwatched is None else self._rest
-        waits = parity.needed or parity.hidden or (parity.several and not self._watch.backward_outside)
-        if parity.agrees and waits and hooks_in_use() is None:  # a checkpoint compares its two runs
+        waits = hooks_in_use() is None and (parity.needed or parity.hidden or parity.several)
+        if parity.agrees and waits:  # a checkpoint, which has hooks, compares its two runs
             self._fixed = frozenset((*parity.changed, *parity.hidden))
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
@@ -215,11 +216,10 @@ class GraphAtWork:
         try:
             outputs = self._compiled(*args)
         except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
-            failure: Exception = error
+            failure = error
         else:
-            if self._tripwire.finds(outputs, args, before):
-                return self._tripped(outputs, args, before)
-            return outputs
+            found = self._tripwire.finds(outputs, args, before)
+            return self._tripped(outputs, args, before) if found else outputs
         return self._answered(failure, args, before)
 
     def _unwatched_run(self, args: Sequence[Any]) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx import GraphModule, Node
+from torch.nn import Parameter
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
 
@@ -61,6 +62,15 @@ class HiddenWrites:
         tensors = [tensor for ref in self._written if (tensor := ref()) is not None]
         memory = {_place_of(tensor) for tensor in tensors} - {None}
         return tuple(i for i, value in enumerate(inputs) if i in writes or _place_of(value) in memory)
+
+
+def holds_noise(hidden: Collection[int], writes: Collection[int], inputs: Sequence[Any]) -> bool:
+    """Whether a graph writes, through ``.data``, what its backward needs and is no parameter.
+
+    Noise, that is, which a later step may draw once more before the backward, though the first one does not.
+    Parameters are held in their range that way, and are then as they were.
+    """
+    return any(i in writes and not isinstance(inputs[i], Parameter) for i in hidden)
 
 
 def _place_of(value: Any) -> int | None:

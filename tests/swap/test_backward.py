@@ -173,6 +173,35 @@ def test_each_output_may_have_a_backward_of_its_own(keep: bool) -> None:
     assert "its outputs have backwards of their own" in callback.report.to_text()
 
 
+class Auxiliary(Net):
+    """Automatic optimization of one tower; the step trains the other one itself."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.body = Towers(shared=False)
+        self.second = torch.optim.SGD(self.body.critic.parameters(), lr=1e-2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits, value = self.body(x)
+        self.second.zero_grad()
+        value.square().mean().backward()
+        self.second.step()
+        return F.cross_entropy(logits, y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.body.actor.parameters(), lr=1e-2)
+
+
+@pytest.mark.parametrize("scope", ["module", "auto"])
+def test_a_step_may_have_a_backward_beside_the_trainers(scope: str) -> None:
+    plain, model = seeded(Auxiliary), seeded(Auxiliary)
+    callback = hot(scope=scope, compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+
+
 class Windows(Net):
     """Two views of one series, one of which is changed in place."""
 

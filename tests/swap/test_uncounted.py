@@ -242,6 +242,55 @@ def test_what_is_used_and_then_written_in_one_graph(
     assert_same(plain, model, tolerance=1e-5)
 
 
+class Cooled(Net):
+    """A temperature that is lowered in the step, later in the run, and then used by the loss."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.register_buffer("temperature", torch.ones(3))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        self.steps.add_(1)
+        self.temperature.mul_(torch.where(self.steps > 10, 0.7, 1.0))
+        return F.cross_entropy(self(x) * self.temperature, y)
+
+
+@pytest.mark.parametrize("backend", [RECOMPUTES, pytest.param("inductor", marks=pytest.mark.slow)])
+def test_what_is_written_and_then_used_in_one_graph(backend: str) -> None:
+    plain, model = seeded(Cooled), seeded(Cooled)
+    callback = hot(backend=backend, scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model, tolerance=1e-5)
+
+
+class OnceMore(Net):
+    """Noise is drawn once a step, and from the tenth on once more, without gradients, before the backward."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.layer = Noisy(breaks=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self.layer(x), y)
+        torch._dynamo.graph_break()
+        if self.global_step > 10:
+            with torch.no_grad():
+                self.layer(x)
+        return loss
+
+
+def test_noise_that_is_drawn_once_more_in_later_steps() -> None:
+    plain, model = seeded(OnceMore), seeded(OnceMore)
+    callback = hot(scope="module", targets=["layer"], compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model, tolerance=1e-6)
+
+
 class Codebook(Net):
     """As in VQ-VAE: distances that only choose, a codebook that follows what was chosen."""
 

@@ -48,6 +48,9 @@ class Run:
 
     sharing: tuple[int, ...] = ()
     reach: Reach = field(default_factory=dict)
+    by_compiler: bool = False
+    """Whether it had a backward of AOTAutograd's."""
+
     several: bool = False
     """Whether more than one output has a gradient."""
 

@@ -10,6 +10,10 @@ from torch.autograd.graph import Node
 Reach = Mapping[int, frozenset[int]]
 """For positions of inputs the places, among the tensors of the outputs, of those that depend on them."""
 
+_COMPILED = "CompiledFunctionBackward"
+_MOST_VIEWS = 4
+"""Between an output and the function that made it: AOTAutograd makes views of outputs anew."""
+
 
 def uneven_reach(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> Reach:
     """The inputs on which some outputs with a gradient depend, and others do not.
@@ -37,3 +41,13 @@ def _leaves_of(node: Node) -> set[int]:
                 seen.add(following)
                 todo.append(following)
     return leaves
+
+
+def made_by(output: Tensor) -> tuple[Node | None, int]:
+    """The compiled function that an output comes from, be it as a view, and its number there."""
+    node, number = output.grad_fn, output.output_nr
+    for _ in range(_MOST_VIEWS):
+        if node is None or node.name() == _COMPILED:
+            break
+        node, number = node.next_functions[0] if node.next_functions else (None, 0)
+    return (node, number) if node is not None and node.name() == _COMPILED else (None, 0)

@@ -17,7 +17,7 @@ from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
-from lightning_hotcompile.swap.parity.reach import uneven_reach
+from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
 from lightning_hotcompile.swap.parity.widen import Widened
 from lightning_hotcompile.swap.thread_state import put_back_after_errors, without_autocast
 
@@ -104,6 +104,7 @@ class Trial:
                 *(of_output(i) for i, output in enumerate(outputs) if _is_among(output, saved)),
             ),
             moved=tuple(i for i, t in enumerate(clones) if places[i] and _memory_of(t) not in places[i]),
+            by_compiler=any(made_by(output)[0] is not None for output in outputs),
             sharing=_sharing(dict(zip(to_inputs, gradients, strict=False))),
             reach=reach,
             several=sum(t.requires_grad for t in outputs) > 1,
