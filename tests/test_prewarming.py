@@ -319,7 +319,7 @@ class TestFewerThreads:
         callback = hot(scope="step")
         fit(seeded(Net), [callback, Keeps()], max_epochs=8)
         prewarming = next(p for p in callback.report.phases if p.name == "prewarming")
-        assert prewarming.steps > 10
+        assert prewarming.steps > 4
         assert prewarming.median_ms is None, "no usual step among them"
         assert len(sessions[0].ledger._slowed) == prewarming.steps
 
@@ -340,7 +340,7 @@ class TestFewerThreads:
 
     def test_a_run_that_ends_first_gets_it_back(self) -> None:
         callback = hot(scope="step")
-        make_trainer([callback], max_steps=10, max_epochs=-1).fit(seeded(Net), loader())
+        make_trainer([callback], max_steps=6, max_epochs=-1).fit(seeded(Net), loader())
         assert callback.report.phase == "prewarming"
         assert torch.get_num_threads() == 2
 

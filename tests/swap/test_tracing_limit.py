@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.usefixtures("own_alarm"),
 ]
 
-TURNS = 20_000
+TURNS = 60_000
 
 
 @pytest.fixture
