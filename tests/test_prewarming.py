@@ -319,7 +319,7 @@ class TestFewerThreads:
         callback = hot(scope="step")
         fit(seeded(Net), [callback, Keeps()], max_epochs=8)
         prewarming = next(p for p in callback.report.phases if p.name == "prewarming")
-        assert prewarming.steps > 4
+        assert prewarming.steps > 10
         assert prewarming.median_ms is None, "no usual step among them"
         assert len(sessions[0].ledger._slowed) == prewarming.steps
 
