@@ -175,7 +175,9 @@ def test_a_first_run_lends_to_the_next_which_lends_nothing_if_that_was_in_vain(
     monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 0.05)  # 0.046 s of 0.23 s are saved
     reports = []
     for _ in range(2):
-        callback = HotCompile(threshold=5, backend=broken, scope="step", store=str(tmp_path / "s"))
+        callback = HotCompile(
+            threshold=5, backend=broken, scope="step", store=str(tmp_path / "s"), fused_optimizer=False
+        )
         fit(seeded(Net), [callback], max_epochs=20)
         reports.append(callback.report)
     assert [report.phase for report in reports] == ["reverted", "declined"]
