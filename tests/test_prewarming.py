@@ -309,7 +309,10 @@ class TestFewerThreads:
         assert callback.report.phase == "steady"
         assert any("while training used 1 of its threads" in note for note in callback.report.notes)
 
-    def test_slower_steps_are_no_measure_of_eager_ones_and_count_as_a_cost(self) -> None:
+    def test_slower_steps_are_no_measure_of_eager_ones_and_count_as_a_cost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run, "_POLL_AFTER_S", 600.0)  # the child is asked by the number of steps alone
         sessions: list[Session] = []
 
         class Keeps(pl.Callback):

@@ -159,6 +159,10 @@ PRIVATE_TORCH = {
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.dynamic_dims": {"_dynamo"},
+    # How Inductor knows what a loop reads that it writes anew.
+    "swap.kept_dependencies": {"torch._inductor"},
+    # How Inductor makes a dropout, and which modes a question to eager must not run under.
+    "swap.dropout_masks": {"torch._inductor", "torch._prims_common", "torch.utils._python_dispatch"},
     # How Inductor makes an operation that it has no code of its own for.
     "swap.draw_order": {"_ops", "torch._inductor"},
     # What operations of a graph switch on, and what pops the levels of torch.func.

@@ -13,7 +13,15 @@ import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import conv_layout, cpp_beside, cpp_wrapper, layout_checks, loops, vector_masks
+from lightning_hotcompile.swap import (
+    conv_layout,
+    cpp_beside,
+    cpp_wrapper,
+    dropout_masks,
+    layout_checks,
+    loops,
+    vector_masks,
+)
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn
 from lightning_hotcompile.swap.parity.captured import eager_forward
 from lightning_hotcompile.swap.permutations import plain_permutations
@@ -48,9 +56,10 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
     return without
 
 
-_WRITTEN = hashlib.sha256(vector_masks.SOURCE.encode()).hexdigest()[:8] + "-3"
-"""How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors`, :mod:`draws` or
-:mod:`draw_order` changes.
+_SOURCES = vector_masks.SOURCE + dropout_masks.SOURCE
+_WRITTEN = hashlib.sha256(_SOURCES.encode()).hexdigest()[:8] + "-4"
+"""How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors`, :mod:`draws`,
+:mod:`draw_order` or the rest of :mod:`dropout_masks` changes.
 """
 
 
@@ -60,7 +69,8 @@ def _own_keys() -> contextlib.AbstractContextManager[Any]:
     tag = getattr(config, "cache_key_tag", None)
     if tag is None:
         return contextlib.nullcontext()
-    written = f"hotcompile-{_WRITTEN}{'' if TORCH >= (2, 13) else _autocast()}"
+    masks = "" if dropout_masks.why_not_drawn_here() is not None else "-masks"
+    written = f"hotcompile-{_WRITTEN}{masks}{'' if TORCH >= (2, 13) else _autocast()}"
     keys: contextlib.AbstractContextManager[Any] = config.patch(cache_key_tag=f"{tag}{written}")
     return keys
 

@@ -2,7 +2,7 @@
 
 Inductor orders operations by what they read, and else by the memory that is needed at once: two draws that
 read nothing of each other may change places, and each then gets the other's numbers. (Torch 2.13, a noise of
-which nothing was used between two dropouts.)
+which nothing was used between two dropouts.) An in-place ``bernoulli_`` that is in no use is even left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ _AFTER = "additional_buffer_deps"
 """Where a graph in the making keeps after which buffers an operation has to come, besides those it reads."""
 
 
+_MADE_BY = {"FallbackKernel": ("kernel", 2), "InplaceBernoulliFallback": ("op_overload", 1)}
+"""Classes of operations that may draw; name and place of the parameter that says what is called."""
+
+
 @functools.cache
 def _draws(kernel: Any) -> bool:
     """Whether an operation says of itself that it depends on a generator's state, or calls one that does."""
@@ -34,25 +38,39 @@ def _draws(kernel: Any) -> bool:
 def _replace() -> Callable[[], None] | None:
     # Not at the top: a run without a flip does not owe the compiler's import.
     from torch._inductor import ir
-    from torch._inductor.virtualized import V
 
-    theirs = ir.FallbackKernel.__init__
-    if list(inspect.signature(theirs).parameters)[:3] != ["self", "layout", "kernel"]:
-        return None
-
-    @functools.wraps(theirs)
-    def in_order(self: Any, layout: Any, kernel: Any, *args: Any, **kwargs: Any) -> None:
-        theirs(self, layout, kernel, *args, **kwargs)
-        if _draws(kernel):
-            _put_after_the_last(self, V.graph)
-
-    ir.FallbackKernel.__init__ = in_order  # type: ignore[method-assign]
+    theirs = {}
+    for name, (kernel, place) in _MADE_BY.items():
+        constructor = getattr(getattr(ir, name, None), "__init__", None)
+        if constructor and list(inspect.signature(constructor).parameters)[place : place + 1] == [kernel]:
+            theirs[name] = constructor
+    ours = {name: _in_order(constructor, _MADE_BY[name][1] - 1) for name, constructor in theirs.items()}
+    for name, constructor in ours.items():
+        getattr(ir, name).__init__ = constructor
 
     def undo() -> None:
-        if ir.FallbackKernel.__init__ is in_order:
-            ir.FallbackKernel.__init__ = theirs  # type: ignore[method-assign]
+        for name, constructor in theirs.items():
+            if getattr(ir, name).__init__ is ours[name]:
+                getattr(ir, name).__init__ = constructor
 
-    return undo
+    return undo if ours else None
+
+
+def _in_order(constructor: Callable[..., None], place: int) -> Callable[..., None]:
+    from torch._inductor.virtualized import V
+
+    @functools.wraps(constructor)
+    def in_order(self: Any, *args: Any, **kwargs: Any) -> None:
+        constructor(self, *args, **kwargs)
+        if len(args) > place and _draws(args[place]):
+            _put_after_the_last(self, V.graph)
+            self.has_side_effects = _always  # else one whose numbers are in no use is left out
+
+    return in_order
+
+
+def _always() -> bool:
+    return True
 
 
 def _put_after_the_last(operation: Any, graph: Any) -> None:

@@ -15,21 +15,16 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.compiled_function import CodeNames
+from lightning_hotcompile.swap.compiler_ways import compiler_ways
 from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
-from lightning_hotcompile.swap.draw_order import DrawsInOrder
 from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
 from lightning_hotcompile.swap.gate import Gate
-from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
-from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
-from lightning_hotcompile.swap.scatters import ScattersOnOneThread
 from lightning_hotcompile.swap.steplog import SwappedStep
-from lightning_hotcompile.swap.vector_masks import VectorMasks
-from lightning_hotcompile.swap.whole_files import WholeFiles
 from lightning_hotcompile.swap.witness import Witness
 
 OPTIMIZER = "optimizer"
@@ -123,17 +118,7 @@ class Installation:
         """What torch does otherwise meanwhile; where graphs are collected no compiler is at work."""
         if self._config.backend != "inductor" or self.witness.collect is not None:
             return (KeepsBuffers(), DrawsStaySeparate())
-        return (
-            KeepsBuffers(),
-            DrawsStaySeparate(),
-            DrawsInOrder(),
-            ProbesAsNeeded(),
-            WholeFiles(),
-            RaisesAfterLoops(),
-            VectorMasks(),
-            ScattersOnOneThread(),
-            self._toolchain,
-        )
+        return (KeepsBuffers(), *compiler_ways(), self._toolchain)
 
     def _swap(self, region: Region) -> SwappedRegion:
         dynamic = self._config.dynamic if isinstance(self._config.dynamic, bool) else None

@@ -13,19 +13,13 @@ from pathlib import Path
 
 import torch
 
+from lightning_hotcompile.swap.compiler_ways import compiler_ways
 from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.cpp_beside import start_toolchain
-from lightning_hotcompile.swap.draw_order import DrawsInOrder
-from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
-from lightning_hotcompile.swap.inductor_probes import ProbesAsNeeded
-from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_found, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
-from lightning_hotcompile.swap.scatters import ScattersOnOneThread
-from lightning_hotcompile.swap.vector_masks import VectorMasks
-from lightning_hotcompile.swap.whole_files import WholeFiles
 
 _COMPILE: dict[str, Callable[[bytes], None]] = {"graph": compile_packed, "optimizer": compile_optimizer}
 
@@ -66,9 +60,8 @@ def main(folder: Path) -> None:
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
-    compiler = (ProbesAsNeeded(), WholeFiles(), RaisesAfterLoops(), VectorMasks(), ScattersOnOneThread())
     with contextlib.ExitStack() as settings:
-        for each in (DrawsStaySeparate(), DrawsInOrder(), *compiler):
+        for each in compiler_ways():
             settings.enter_context(each)
         for line in sys.stdin:
             report(folder, line.strip(), work_named(folder, line.strip()))
