@@ -13,6 +13,7 @@ from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.step_record import StepRecord, leave_out_mixed_unit
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.stages import begins_pass
+from lightning_hotcompile.swap.compilers import saved_draws
 from lightning_hotcompile.tracks import Track, TrackBook
 from lightning_hotcompile.watch.detector import StepDetector
 from lightning_hotcompile.watch.family import Families
@@ -48,6 +49,7 @@ class StepWatch:
         first: State | None = None,
     ) -> None:
         self._trainer = trainer
+        self._config = config
         self._stage = stage
         self._story = story
         self._reader = SignatureReader(module, str(trainer.precision), Families.for_setting(config.dynamic))
@@ -121,7 +123,11 @@ class StepWatch:
                 is_typical = self._recorded_step >= _FIRST_TYPICAL
                 seconds = recorder.seconds_by_op if is_typical else None
                 self.op_statistics = OpStatistics.of(
-                    graph.counts, graph.elements_by_op, seconds, recorder.forward_ops
+                    graph.counts,
+                    graph.elements_by_op,
+                    seconds,
+                    recorder.forward_ops,
+                    saved_draws(self._config.backend, self._config.random, self._config.options),
                 )
             self.differentiates_twice |= recorder.differentiates_twice
 

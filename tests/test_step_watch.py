@@ -9,6 +9,7 @@ import pytest
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.step_watch import StepWatch, recorded_step
+from lightning_hotcompile.swap import cpp_wrapper, dropout_masks
 from tests.hot import hot
 from tests.models import Net, fit
 
@@ -45,3 +46,23 @@ def test_times_of_the_first_step_are_not_used(
     assert (statistics.light_s is not None) is is_timed
     if is_timed:
         assert 0 < statistics.light_s < statistics.all_s  # type: ignore[operator]
+
+
+def test_draws_that_compiled_code_makes_faster_are_light(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[frozenset[str]] = []
+    of = OpStatistics.of
+
+    def counted(*args: Any) -> OpStatistics:
+        asked.append(args[4])
+        return of(*args)
+
+    monkeypatch.setattr(OpStatistics, "of", counted)
+    monkeypatch.setattr(dropout_masks, "why_not_drawn_here", lambda: None)
+    monkeypatch.setattr(cpp_wrapper, "why_not_asked", lambda options: "asked for" if options else None)
+    fit(Net(), hot(threshold=10), max_steps=9)  # by aot_eager
+    given: list[dict[str, Any]] = [{}, {"random": "backend"}, {"options": {"cpp_wrapper": False}}]
+    for options in given:
+        fit(Net(), hot(threshold=10, backend="inductor", **options), max_steps=9)
+    monkeypatch.setattr(dropout_masks, "why_not_drawn_here", lambda: "eager has another way")
+    fit(Net(), hot(threshold=10, backend="inductor"), max_steps=9)
+    assert asked == [frozenset(), frozenset({"bernoulli"}), frozenset(), frozenset(), frozenset()]

@@ -88,6 +88,7 @@ class OpStatistics:
         elements: Mapping[str, int],
         seconds: Mapping[str, float] | None = None,
         forward: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {}),
+        also_light: frozenset[str] = frozenset(),
     ) -> OpStatistics:
         """Count them.
 
@@ -97,13 +98,18 @@ class OpStatistics:
             seconds: that they took, by the same names; none if it was not measured.
             forward: how often each ran in the forward, and how often of that where Dynamo captures none. The
                 backward is taken to have the same share of these.
+            also_light: names, such as ``bernoulli``, of other operations whose time compiled code saves.
         """
-        light, captured = _captured(_is_light, *forward), _captured(_is_fusible, *forward)
+
+        def is_light(op: str) -> bool:
+            return op.startswith("aten.") and _name(op).removesuffix("_") in _LIGHT | also_light
+
+        light, captured = _captured(is_light, *forward), _captured(_is_fusible, *forward)
         fusible = sum(times for op, times in ops.items() if _is_fusible(op))
         others = sum(ops.values()) - fusible
-        light_s, around_s = None, AROUND_S * sum(times for op, times in ops.items() if _is_light(op))
+        light_s, around_s = None, AROUND_S * sum(times for op, times in ops.items() if is_light(op))
         if seconds:
-            light_s = light * (around_s + sum(took for op, took in seconds.items() if _is_light(op)))
+            light_s = light * (around_s + sum(took for op, took in seconds.items() if is_light(op)))
         return cls(
             fusible=round(captured * fusible),
             others=round(_captured(lambda op: not _is_fusible(op), *forward) * others),
@@ -127,10 +133,6 @@ def _name(op: str) -> str:
 
 def _is_fusible(op: str) -> bool:
     return _name(op) not in _NO_WORK and not _name(op).startswith(_LIBRARY) and not _is_view(op)
-
-
-def _is_light(op: str) -> bool:
-    return op.startswith("aten.") and _name(op).removesuffix("_") in _LIGHT
 
 
 def _is_view(op: str) -> bool:

@@ -59,7 +59,7 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
 _SOURCES = vector_masks.SOURCE + dropout_masks.SOURCE
 _WRITTEN = hashlib.sha256(_SOURCES.encode()).hexdigest()[:8] + "-4"
 """How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors`, :mod:`draws`,
-:mod:`draw_order` or the rest of :mod:`dropout_masks` changes.
+:mod:`draw_order`, :mod:`kept_dependencies` or the rest of :mod:`dropout_masks` changes.
 """
 
 
@@ -124,6 +124,12 @@ def resolve_backend(
         return compiled
 
     return compile_graph
+
+
+def saved_draws(backend: str | CompiledFn, random: str, options: Mapping[str, Any] | None) -> frozenset[str]:
+    """Names of operations that draw random numbers, and take little time in compiled code for a CPU."""
+    in_cpp = backend == "inductor" and random == "eager" and cpp_wrapper.why_not_asked(options or {}) is None
+    return frozenset({"bernoulli"} if in_cpp and dropout_masks.why_not_drawn_here() is None else ())
 
 
 def _inductor(

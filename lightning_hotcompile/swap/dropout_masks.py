@@ -212,6 +212,7 @@ def _replace() -> Callable[[], None] | None:
 
 def _lowering(theirs: Callable[..., Any], in_place: Any) -> Callable[..., Any]:
     from torch._inductor import config, lowering
+    from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
 
     draws_here = why_not_drawn_here() is None
@@ -230,13 +231,16 @@ def _lowering(theirs: Callable[..., Any], in_place: Any) -> Callable[..., Any]:
 
     def dropout(x: Any, p: Any, train: Any) -> Any:
         graph: Any = V.graph
-        if not (config.fallback_random and graph.cpp_wrapper and train and _is_plain(graph.current_node, p)):
+        asked = config.fallback_random and graph.cpp_wrapper and not graph.aot_mode and train
+        if not (asked and _is_plain(graph.current_node, p)):
             return theirs(x, p, train)
+        # Eager's layout of the input, in whose order it draws; Inductor's may be a slice of another buffer.
         value = graph.current_node.args[0].meta["val"]
-        dtype, device = value.dtype, value.device
-        mask = lowering.empty_strided(x.get_size(), x.get_stride(), dtype=torch.bool, device=device)
+        size, stride = (convert_shape_to_inductor(each) for each in (value.shape, value.stride()))
+        mask = lowering.empty_strided(size, stride, dtype=torch.bool, device=value.device)
         Mask(aten.bernoulli_.float, mask, 1.0 - p)
-        return lowering.mul(lowering.mul(x, lowering.to_dtype(mask, dtype)), 1.0 / (1.0 - p)), mask
+        kept = lowering.mul(x, lowering.to_dtype(mask, value.dtype))
+        return lowering.mul(kept, 1.0 / (1.0 - p)), mask
 
     return dropout
 

@@ -147,6 +147,13 @@ class TestOpStatistics:
         assert OpStatistics.of(dict.fromkeys(seconds, 1), {}).light_s is None
         assert OpStatistics.of(dict.fromkeys(others, 1), {}, dict.fromkeys(others, 1.0)).light_s == 0
 
+    def test_what_else_compiled_code_saves_is_counted_as_light(self) -> None:
+        seconds = {"aten.bernoulli_.float": 4.0, "aten.mul.Tensor": 1.0, "mylib.bernoulli.default": 8.0}
+        times = dict.fromkeys(seconds, 2)
+        also = frozenset({"bernoulli"})
+        assert OpStatistics.of(times, {}, seconds).light_s == pytest.approx(1 + 2 * AROUND_S)
+        assert OpStatistics.of(times, {}, seconds, also_light=also).light_s == pytest.approx(5 + 4 * AROUND_S)
+
     def test_a_step_that_was_slow_when_it_was_recorded_has_the_share_of_that_step(self) -> None:
         ops = OpStatistics(fusible=10, batch_norm=0, light_s=0.3, all_s=1.2)
         assert ops.light_share(0.1) == 0.25

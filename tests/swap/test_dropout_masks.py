@@ -26,9 +26,9 @@ from tests.models import Net
 DROPOUT = torch.ops.aten.native_dropout.default
 OURS = "hotcompile::draw("
 
-drawn_here = pytest.mark.skipif(
-    TORCH < (2, 13) or why_not_drawn_here() is not None, reason=f"{why_not_drawn_here()}"
-)
+IS_DRAWN_HERE = TORCH >= (2, 13) and why_not_drawn_here() is None
+
+drawn_here = pytest.mark.skipif(not IS_DRAWN_HERE, reason=f"{why_not_drawn_here()}")
 
 
 @pytest.fixture
@@ -46,6 +46,12 @@ def compiled(function: Callable[..., Any], *, dynamic: bool | None = None, **opt
 def dropped(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Inside of a larger loop, and the numbers that come after it."""
     return F.dropout(x.sin(), p) * 2, torch.rand(3)
+
+
+def assert_ours(code: Callable[..., Any], *inputs: Any, ours: bool = True) -> None:
+    """Whether its C++ code draws the mask; a compile that fails there would silently be another one."""
+    _, (text, *_) = run_and_get_code(code, inputs[0].clone().requires_grad_(), *inputs[1:])
+    assert (OURS in text) == (ours and IS_DRAWN_HERE)
 
 
 def assert_as_eager(
@@ -83,34 +89,59 @@ def test_torch_has_its_own_way_back() -> None:
 def test_masks_are_those_of_eager_at_any_length_and_any_state(p: float) -> None:
     with DropoutMasks():
         code = compiled(dropped, dynamic=True)
-        _, text = run_and_get_code(code, torch.ones(7, requires_grad=True), p)
-        assert OURS in text[0]
-        for size in (2, 311, 312, 313, 623, 624, 625, 936, 5000, 65_537):
+        assert_ours(code, torch.ones(7), p)
+        for size in (0, 1, 2, 311, 312, 313, 623, 624, 625, 936, 5000, 65_537):
             for before in (0, 1, 2, 621, 622, 623, 624, 625, 1247):
                 assert_as_eager(dropped, code, torch.rand(size) + 0.5, p, before=before)
 
 
 @pytest.mark.slow
-@drawn_here
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "lay_out",
+    ("lay_out", "ours"),
     [
-        lambda x: x,
-        lambda x: x.to(memory_format=torch.channels_last),
-        lambda x: x.permute(3, 1, 0, 2),
-        lambda x: x[:, ::2],
-        lambda x: x[:, :1].expand(-1, 6, -1, -1),
+        (lambda x: x, True),
+        (lambda x: x.to(memory_format=torch.channels_last), True),
+        (lambda x: x.permute(3, 1, 0, 2), True),
+        (lambda x: x[:, ::2], False),
+        (lambda x: x[:, :1].expand(-1, 6, -1, -1), False),
     ],
     ids=["contiguous", "channels_last", "permuted", "every other", "expanded"],
 )
 def test_elements_are_dropped_in_the_order_in_memory(
-    lay_out: Callable[[Tensor], Tensor], dtype: torch.dtype
+    lay_out: Callable[[Tensor], Tensor], ours: bool, dtype: torch.dtype
 ) -> None:
-    x = lay_out(torch.rand(4, 6, 9, 13) + 0.5).to(dtype)
-    step = lambda x: (F.dropout(x, 0.3), torch.rand(3))  # noqa: E731
+    x = torch.rand(4, 6, 9, 13) + 0.5
+    step = lambda x: (F.dropout(lay_out(x), 0.3), torch.rand(3))  # noqa: E731
     with DropoutMasks():
-        assert_as_eager(step, compiled(step), x)
+        code = compiled(step)
+        assert_ours(code, x.to(dtype), ours=ours)
+        assert_as_eager(step, code, x.to(dtype))
+
+
+def joined(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is dropped lies in Inductor's code in the larger tensor, with gaps."""
+    y = x.sin()
+    both = torch.cat([y, x], 1)
+    return F.dropout(y, 0.5), both, torch.rand(3)
+
+
+@pytest.mark.slow
+def test_eagers_order_counts_and_not_the_one_that_inductor_has_chosen() -> None:
+    x = torch.rand(64, 8) + 0.5
+    with DropoutMasks():
+        code = compiled(joined)
+        assert_ours(code, x)
+        assert_as_eager(joined, code, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0, 5), (0,)])
+def test_one_element_and_none(shape: tuple[int, ...]) -> None:
+    with DropoutMasks():
+        code = compiled(dropped)
+        assert_ours(code, torch.rand(shape) + 0.5, 0.4, ours=0 not in shape)
+        assert_as_eager(dropped, code, torch.rand(shape) + 0.5, 0.4)
 
 
 @pytest.mark.slow
@@ -118,7 +149,9 @@ def test_what_is_not_a_number_stays_so() -> None:
     x = torch.ones(1000)
     x[::3], x[1::3] = float("nan"), float("inf")
     with DropoutMasks():
-        assert_as_eager(dropped, compiled(dropped), x, 0.4)
+        code = compiled(dropped)
+        assert_ours(code, x, 0.4)
+        assert_as_eager(dropped, code, x, 0.4)
 
 
 def twice(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,8 +182,11 @@ def nothing_dropped(x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("in_cpp", [None, False])
 def test_each_kind_of_dropout_is_right(step: Callable[[Tensor], Any], in_cpp: bool | None) -> None:
     options = {} if in_cpp is None else {"cpp_wrapper": in_cpp}
+    x = torch.rand(4000) + 0.5
     with DrawsInOrder(), DropoutMasks():
-        assert_as_eager(step, compiled(step, **options), torch.rand(4000) + 0.5)
+        code = compiled(step, **options)
+        assert_ours(code, x, ours=in_cpp is None and step in (twice, attended))
+        assert_as_eager(step, code, x)
 
 
 @pytest.mark.slow
