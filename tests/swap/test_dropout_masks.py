@@ -112,6 +112,8 @@ def test_elements_are_dropped_in_the_order_in_memory(
     lay_out: Callable[[Tensor], Tensor], ours: bool, dtype: torch.dtype
 ) -> None:
     x = torch.rand(4, 6, 9, 13) + 0.5
+    if TORCH < (2, 13) and not lay_out(x).is_contiguous() and ours:
+        pytest.skip("torch 2.11 draws in the order that Inductor has chosen; the comparison finds that out")
     step = lambda x: (F.dropout(lay_out(x), 0.3), torch.rand(3))  # noqa: E731
     with DropoutMasks():
         code = compiled(step)
