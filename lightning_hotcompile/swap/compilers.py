@@ -20,6 +20,7 @@ from lightning_hotcompile.swap import (
     dropout_masks,
     layout_checks,
     loops,
+    rounding,
     vector_masks,
 )
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn
@@ -101,11 +102,14 @@ def resolve_backend(
     the same order. On a CPU its kernels are called from C++, see
     :mod:`~lightning_hotcompile.swap.cpp_wrapper`, and two threads share loops from another size on, see
     :mod:`~lightning_hotcompile.swap.loops`; convolutions with large weights stay in eager's memory layout,
-    see :mod:`~lightning_hotcompile.swap.conv_layout`. With ``checks_at_once``, for graphs that autograd does
-    not run backwards (an optimizer's step), loops are shared as by default, and the code does not check the
-    layout of each tensor: one call looks at all of them, see
-    :mod:`~lightning_hotcompile.swap.layout_checks`. ``options`` may say otherwise; other backends are left as
-    they are.
+    see :mod:`~lightning_hotcompile.swap.conv_layout`. Where a gradient asks what is equal to the largest
+    element, 16 bits are rounded as in eager, see :mod:`~lightning_hotcompile.swap.rounding`.
+
+    With ``checks_at_once``, for graphs that autograd does not run backwards (an optimizer's step), loops are
+    shared as by default, and the code does not check the layout of each tensor: one call looks at all of
+    them, see :mod:`~lightning_hotcompile.swap.layout_checks`.
+
+    ``options`` may say otherwise; other backends are left as they are.
 
     Raises:
         RuntimeError: Inductor does not know an option (its message lists those that it knows).
@@ -159,6 +163,7 @@ def _compiler(
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
         more = {} if checks_at_once else loops.options(graph_module, example_inputs, options)
         more |= {} if checks_at_once else conv_layout.options(graph_module, example_inputs, options)
+        more |= rounding.options(graph_module, example_inputs, options)
         more |= {} if one_by_one else layout_checks.WITHOUT
         plain_permutations(graph_module)
         with _right_caches(graph_module), _own_keys():

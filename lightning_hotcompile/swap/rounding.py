@@ -1,0 +1,67 @@
+"""Where a gradient goes to what is equal to the largest element, code rounds to 16 bits as eager does.
+
+Inductor computes in 32 bits what is of 16, and rounds what it stores. The backward of ``amax`` (of ``max`` of
+all elements, ``norm(p=inf)``) asks which elements are equal to the result: that was stored, they were not, so
+none is, and the gradient is 0 / 0. With torch 2.13 and bfloat16, which ``precision="bf16-mixed"`` brings,
+``(x + 0.37 * x).amax(1)`` has NaN for a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+NAME = "emulate_precision_casts"
+"""Inductor's option: each operation rounds what it makes, as in eager."""
+
+_BY_EQUALITY = frozenset(
+    {"amax", "amin", "aminmax", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm"}
+    | {"scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_"}
+)
+_OF_ALL = frozenset({"max", "min"})
+"""With a dimension they know the place, and with another tensor it is a comparison of two."""
+
+_NARROW = frozenset({torch.float16, torch.bfloat16})
+
+
+def options(
+    graph_module: GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Inductor's option for this graph; none without such a gradient in 16 bits, or if somebody has chosen.
+
+    Args:
+        graph_module: as Dynamo has captured it.
+        example_inputs: that it was captured with.
+        given: Inductor's options, as the user gave them.
+    """
+    if NAME in given or not any(map(_is_by_equality, _nodes(graph_module))):
+        return {}
+    return {NAME: True} if _is_narrow(graph_module, example_inputs) else {}
+
+
+def _nodes(graph_module: GraphModule) -> Iterable[Node]:
+    """Those in the bodies of checkpoints and the like, too."""
+    return (
+        node
+        for module in graph_module.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+    )
+
+
+def _is_by_equality(node: Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in _BY_EQUALITY or (name in _OF_ALL and len(node.args) + len(node.kwargs) == 1)
+
+
+def _is_narrow(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether anything is of 16 bits, or may be by autocast."""
+    devices = {value.device.type for value in example_inputs if isinstance(value, Tensor)}
+    if any(torch.is_autocast_enabled(device) for device in devices):
+        return True
+    made = (node.meta.get("example_value") for node in graph_module.graph.nodes)
+    return any(isinstance(v, Tensor) and v.dtype in _NARROW for v in (*example_inputs, *made))

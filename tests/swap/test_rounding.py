@@ -1,0 +1,130 @@
+"""Gradients that go to what is equal to the largest element, in 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from lightning_hotcompile.swap import rounding
+from lightning_hotcompile.swap.compilers import resolve_backend
+from lightning_hotcompile.swap.dynamo import TORCH
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
+from tests.swap.test_conv_layout import captured
+
+AS_IN_EAGER = {rounding.NAME: True}
+
+
+def options(function: Callable[..., Tensor], *inputs: Tensor, **given: Any) -> dict[str, Any]:
+    return rounding.options(*captured(function, *inputs), given)
+
+
+def halved(x: Tensor) -> Tensor:
+    return x.bfloat16().amax(1).float()
+
+
+def in_a_checkpoint(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: y.relu().amax(1), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+FLOAT, HALF = torch.ones(4, 5), torch.ones(4, 5, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "expected"),
+    [
+        (lambda x: x.amax(1), HALF, AS_IN_EAGER),
+        (lambda x: torch.amin(x, dim=0), HALF, AS_IN_EAGER),
+        (lambda x: x.max(), HALF, AS_IN_EAGER),
+        (torch.min, HALF, AS_IN_EAGER),
+        (lambda x: torch.linalg.vector_norm(x, ord=float("inf")), HALF.half(), AS_IN_EAGER),
+        (lambda x: x.norm(p=float("inf")), HALF, AS_IN_EAGER),
+        (halved, FLOAT, AS_IN_EAGER),
+        (in_a_checkpoint, HALF, AS_IN_EAGER),
+        (lambda x: x.amax(1), FLOAT, {}),
+        (lambda x: x.max(dim=1).values, HALF, {}),
+        (lambda x: torch.max(x, x * 2), HALF, {}),
+        (lambda x: x.relu().sum(), HALF, {}),
+    ],
+)
+def test_it_is_for_such_gradients_in_16_bits(
+    function: Callable[..., Tensor], x: Tensor, expected: dict[str, Any]
+) -> None:
+    assert options(function, x) == expected
+
+
+def test_under_autocast_a_product_may_be_of_16_bits() -> None:
+    assert options(lambda x: (x @ x.T).amax(1), FLOAT) == {}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert options(lambda x: (x @ x.T).amax(1), FLOAT) == AS_IN_EAGER
+
+
+def test_what_a_user_chose_stays() -> None:
+    assert options(lambda x: x.amax(1), HALF, emulate_precision_casts=False) == {}
+
+
+OF_LARGEST: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: (x + x * 0.37).amax(1),
+    "gelu": lambda x: F.gelu(x).amin(1),
+    "of all": lambda x: x.sin().max()[None],
+    "two dims": lambda x: F.gelu(x.view(8, 8, 37)).amax(dim=(1, 2)),
+    "norm": lambda x: F.layer_norm(x, (37,)).amax(0),
+}
+
+
+def gradients(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype, **given: Any
+) -> tuple[Tensor, Tensor]:
+    torch._dynamo.reset()
+    found = []
+    for run in (function, torch.compile(function, backend=resolve_backend("inductor", None, given))):
+        x = torch.randn(64, 37, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+        run(x).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad)
+    return found[0], found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", OF_LARGEST)
+def test_gradients_are_those_of_eager(name: str, dtype: torch.dtype) -> None:
+    eager, ours = gradients(OF_LARGEST[name], dtype)
+    torch.testing.assert_close(ours, eager, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TORCH != (2, 13), reason="where it was seen")
+def test_inductor_by_itself_has_none() -> None:
+    _, theirs = gradients(OF_LARGEST["sum"], torch.bfloat16, emulate_precision_casts=False)
+    assert theirs.isnan().any()
+
+
+class Pools(Net):
+    """The largest value of each channel after an addition, as attention over channels takes it."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=0)
+        self.inp = nn.Linear(8, 64)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        h = self.inp(x).view(len(x), 8, 8)
+        return self.head((h + 0.37 * h.tanh()).amax(1))
+
+
+@pytest.mark.slow
+def test_a_training_in_mixed_precision_is_compiled() -> None:
+    plain, model = seeded(Pools), seeded(Pools)
+    callback = hot(backend="inductor", scope="step", compile_optimizer=False)
+    fit(plain, precision="bf16-mixed")
+    fit(model, [callback], precision="bf16-mixed")
+    (region,) = callback.report.regions
+    assert region.proven, region
+    assert_same(plain, model, tolerance=1e-2)
