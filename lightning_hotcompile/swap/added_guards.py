@@ -1,14 +1,16 @@
-"""Guards that Dynamo leaves out: on what it has found in no dict and in no object, and on the order of keys.
+"""Guards that Dynamo leaves out: on what is in no dict and no object, on orders, and on which object it was.
 
 Compiled code would go on without a key that a later batch has (``batch.pop("labels")`` and then
 ``batch.get("mask")``), with the fallback of a ``try`` around a missing key or attribute that a hook has added
-since, or through keyword arguments in the order that they had while it was traced.
+since, through keyword arguments in the order that they had while it was traced, or down the one branch of
+``if self.current is self.first``.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +18,20 @@ from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, is_from_local_source
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
+from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable, base, builtin
 
 from lightning_hotcompile.swap.overrides import Override
 
+_PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
 _REMOVE = ("pop", "clear")
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
 _GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
+
+_IDENTITY = "vt_identity_compare"
+_COMPARE: list[Any] = [p for p in (sys.modules.get(_PROTOCOL), builtin) if hasattr(p, _IDENTITY)]
+"""Where it is called: both have a name for it of their own."""
+
+_NOT_KNOWN = getattr(base, "NO_SUCH_SUBOBJ", None)
 
 
 def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
@@ -56,16 +65,33 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
                 install_guard(_has_attribute(variable.source, name))
             raise
 
+    def identity(prior: Any, left: Any, right: Any) -> Any:
+        if _are_of_one_type(left, right):
+            for variable in (left, right):
+                install_guard(variable.source.make_guard(GuardBuilder.ID_MATCH))
+        return prior(left, right)
+
     def of_tracing(*_: Any, **__: Any) -> Any:
         return _tracing()
 
     found = [
+        *(Override(place, _IDENTITY, identity, translator=of_tracing) for place in _COMPARE),
         Override(ConstDictVariable, "call_method", dict_method),
         Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
         Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
     ]
     return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+
+
+def _are_of_one_type(left: Any, right: Any) -> bool:
+    """Whether these are two objects from before the step; else a type or a value tells them apart."""
+    if left.source is None or right.source is None or left is right:
+        return False
+    if left.is_python_constant() or right.is_python_constant():
+        return False
+    one, other = left.get_real_python_backed_value(), right.get_real_python_backed_value()
+    return type(one) is type(other) and one is not _NOT_KNOWN
 
 
 def _has_attribute(source: Any, name: str) -> Any:

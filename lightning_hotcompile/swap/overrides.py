@@ -25,16 +25,16 @@ def mark(backend: Method) -> None:
 
 @dataclass(frozen=True)
 class Override:
-    """A method of a class of Dynamo's, and what is called in its place.
+    """A method of a class of Dynamo's, or a function, and what is called in its place.
 
     Attributes:
-        owner: the class.
-        name: of the method.
+        owner: the class, or the module in which the function has its name.
+        name: of it.
         instead: called with Dynamo's own method first, then with what that would have been called with.
         translator: of the arguments from the second one on, which one says for which backend this is.
     """
 
-    owner: type
+    owner: type | types.ModuleType
     name: str
     instead: Method
     translator: Callable[..., Any] = lambda self, tx, *args, **kwargs: tx

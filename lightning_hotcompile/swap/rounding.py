@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from lightning_hotcompile.swap.dynamo import TORCH
+
 NAME = "emulate_precision_casts"
 """Inductor's option: each operation rounds what it makes, as in eager."""
+
+_ROUNDS_FOR_COMPARISONS = (2, 13)
+"""With torch 2.11 the gradient is NaN with the option as well."""
 
 _BY_EQUALITY = frozenset(
     {"amax", "amin", "aminmax", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm"}
@@ -38,7 +43,9 @@ def options(
         example_inputs: that it was captured with.
         given: Inductor's options, as the user gave them.
     """
-    if NAME in given or not any(map(_is_by_equality, _nodes(graph_module))):
+    if TORCH < _ROUNDS_FOR_COMPARISONS or NAME in given:
+        return {}
+    if not any(map(_is_by_equality, _nodes(graph_module))):
         return {}
     return {NAME: True} if _is_narrow(graph_module, example_inputs) else {}
 

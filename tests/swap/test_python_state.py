@@ -22,6 +22,10 @@ COMPILING = 3
 """The first calls, in which new graphs are compiled; the others reuse them."""
 
 
+class Part:
+    """Two of them differ by nothing but that they are two."""
+
+
 class Holder:
     """What a module may hold."""
 
@@ -41,12 +45,18 @@ class Holder:
         self.late = {"a": 1.0}
         self.by_name = {f"{n:02}": float(n) for n in range(100)}
         self.n = 0
+        self.pair = (Part(), Part())
+        self.current = self.pair[0]
+        self.layers = (torch.nn.Identity(), torch.nn.Identity())
+        self.layer: torch.nn.Module = self.layers[0]
 
     def turn(self) -> None:
         """Between two calls: the same keys in another order, and new ones."""
         (first, value), *others = self.turned.items()
         self.turned = {**dict(others), first: value}
         self.later = 3.0
+        self.current = self.pair[self.current is self.pair[0]]
+        self.layer = self.layers[self.layer is self.layers[0]]
         self.late = {"a": 1.0, "b": 3.0}
 
 
@@ -227,6 +237,31 @@ def for_once(h: Holder, x: Tensor) -> Tensor:
     return x
 
 
+def one_of_two(h: Holder, x: Tensor) -> Tensor:
+    x = x * 2 if h.current is h.pair[0] else x * 3
+    h.current = h.pair[1] if h.current is h.pair[0] else h.pair[0]
+    return x
+
+
+def not_the_other(h: Holder, x: Tensor) -> Tensor:
+    """Between two calls somebody else changes what it is."""
+    return x * 2 if h.current is not h.pair[1] else x * 3
+
+
+def equal_to_one_of_two(h: Holder, x: Tensor) -> Tensor:
+    return x * 2 if h.current == h.pair[0] else x * 3
+
+
+def among_them(h: Holder, x: Tensor) -> Tensor:
+    return x * 2 if h.current in h.pair[:1] else x * 3
+
+
+def the_last_layer(h: Holder, x: Tensor) -> Tensor:
+    for layer in h.layers:
+        x = layer(x) * 2 if layer is h.layer else layer(x) + 1
+    return x
+
+
 WITHOUT_GRAPH = (random_loop, for_once, latest, latest_tensors, each_once, those_that_are_left, common_ones)
 """A loop that would be left half-way is no graph, and these deques are used before any tensor is."""
 
@@ -247,8 +282,9 @@ def results(call: Callable[[Holder, Tensor], Tensor]) -> tuple[list[Tensor], Any
 
 
 def case(function: Callable[[Holder, Tensor], Tensor]) -> Any:
-    stale = function is shared_by_all and TORCH < (2, 13)
-    reason = "Dynamo reads an attribute of a class from an instance without a guard"
+    unguarded = (shared_by_all, not_the_other, equal_to_one_of_two, among_them)
+    stale = function in unguarded and TORCH < (2, 13)
+    reason = "Dynamo has no place for a guard on an attribute of a class, or on which object it is"
     return pytest.param(function, id=function.__name__, marks=[pytest.mark.xfail(reason=reason)] * stale)
 
 
