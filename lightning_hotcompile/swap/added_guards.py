@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,15 @@ from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, is_from_local_source
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable, base, builtin
+from torch._dynamo.variables import (
+    ConstDictVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    UserMethodVariable,
+    builder,
+    builtin,
+)
+from torch._dynamo.variables.misc import ObjectVariable
 
 from lightning_hotcompile.swap.overrides import Override
 
@@ -27,18 +36,19 @@ _REMOVE = ("pop", "clear")
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
 _GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
 
-_IDENTITY = "vt_identity_compare"
+_IDENTITY, _SAME = "vt_identity_compare", "make_dupe_guard"
 _COMPARE: list[Any] = [p for p in (sys.modules.get(_PROTOCOL), builtin) if hasattr(p, _IDENTITY)]
 """Where it is called: both have a name for it of their own."""
 
-_NOT_KNOWN = getattr(base, "NO_SUCH_SUBOBJ", None)
+_ALIASES = "_hotcompile_aliases"
+"""Where a graph in the making keeps which other name an object has, by the one that it goes by."""
 
 
 def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
     """What Dynamo does otherwise.
 
     Args:
-        break_the_graph: not used: nothing is left to Python.
+        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
     """
 
     def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -66,16 +76,30 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
             raise
 
     def identity(prior: Any, left: Any, right: Any) -> Any:
-        if _are_of_one_type(left, right):
-            for variable in (left, right):
-                install_guard(variable.source.make_guard(GuardBuilder.ID_MATCH))
+        if _is_method(left) or _is_method(right):  # two that are equal are two to Dynamo
+            return break_the_graph(
+                gb_type="comparison of methods",
+                context=f"{left} {right}",
+                explanation="Each read of a method makes a new one, and two of the same object are equal.",
+                hints=[],
+            )
+        for source in _names_of_compared(left, right):
+            install_guard(source.make_guard(GuardBuilder.ID_MATCH))
         return prior(left, right)
+
+    def same_object(prior: Any, source: Any, known_by: Any) -> Any:
+        """Dynamo has no guard for one that is in the step's reach and in a module of Python's as well."""
+        guard = prior(source, known_by)
+        if guard is None and known_by and known_by != source:
+            vars(_tracing().output).setdefault(_ALIASES, {})[known_by] = source
+        return guard
 
     def of_tracing(*_: Any, **__: Any) -> Any:
         return _tracing()
 
     found = [
         *(Override(place, _IDENTITY, identity, translator=of_tracing) for place in _COMPARE),
+        *(Override(builder, _SAME, same_object, translator=of_tracing) for _ in _COMPARE[:1]),
         Override(ConstDictVariable, "call_method", dict_method),
         Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
@@ -84,14 +108,24 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
     return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
 
 
-def _are_of_one_type(left: Any, right: Any) -> bool:
-    """Whether these are two objects from before the step; else a type or a value tells them apart."""
-    if left.source is None or right.source is None or left is right:
-        return False
-    if left.is_python_constant() or right.is_python_constant():
-        return False
-    one, other = left.get_real_python_backed_value(), right.get_real_python_backed_value()
-    return type(one) is type(other) and one is not _NOT_KNOWN
+def _names_of_compared(left: Any, right: Any) -> list[Any]:
+    """Where two things of one kind come from that are there before the step."""
+    kinds = (UserDefinedObjectVariable, UserFunctionVariable, ObjectVariable)
+    if not all(isinstance(each, kinds) and each.source for each in (left, right)):
+        return []  # one is made in the step, or is a value, which is guarded
+    if left is right:
+        other = vars(_tracing().output).get(_ALIASES, {}).get(left.source)
+        return [left.source, other] if other is not None else []
+    same_kind = type(_value_of(left)) is type(_value_of(right))  # else a type tells them apart
+    return [left.source, right.source] if same_kind else []
+
+
+def _is_method(variable: Any) -> bool:
+    return isinstance(variable, UserMethodVariable) or isinstance(_value_of(variable), types.MethodType)
+
+
+def _value_of(variable: Any) -> Any:
+    return variable.value if isinstance(variable, UserDefinedObjectVariable) else variable
 
 
 def _has_attribute(source: Any, name: str) -> Any:

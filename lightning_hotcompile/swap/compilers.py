@@ -58,7 +58,7 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
 
 
 _SOURCES = vector_masks.SOURCE + dropout_masks.SOURCE
-_WRITTEN = hashlib.sha256(_SOURCES.encode()).hexdigest()[:8] + "-4"
+_WRITTEN = hashlib.sha256(_SOURCES.encode()).hexdigest()[:8] + "-5"
 """How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors`, :mod:`draws`,
 :mod:`draw_order`, :mod:`kept_dependencies` or the rest of :mod:`dropout_masks` changes.
 """
@@ -163,7 +163,7 @@ def _compiler(
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
         more = {} if checks_at_once else loops.options(graph_module, example_inputs, options)
         more |= {} if checks_at_once else conv_layout.options(graph_module, example_inputs, options)
-        more |= rounding.options(graph_module, example_inputs, options)
+        more |= {} if checks_at_once else rounding.options(graph_module, example_inputs, options)
         more |= {} if one_by_one else layout_checks.WITHOUT
         plain_permutations(graph_module)
         with _right_caches(graph_module), _own_keys():

@@ -8,6 +8,7 @@ none is, and the gradient is 0 / 0. With torch 2.13 and bfloat16, which ``precis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,12 @@ _ROUNDS_FOR_COMPARISONS = (2, 13)
 """With torch 2.11 the gradient is NaN with the option as well."""
 
 _BY_EQUALITY = frozenset(
-    {"amax", "amin", "aminmax", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm"}
-    | {"scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_"}
+    {"amax", "amin", "aminmax", "scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_"}
 )
+_NORMS = frozenset({"norm", "vector_norm", "linalg_norm", "linalg_vector_norm"})
+_INFINITE = (math.inf, -math.inf, "inf", "-inf")
+"""Such an order a norm has to have."""
+
 _OF_ALL = frozenset({"max", "min"})
 """With a dimension they know the place, and with another tensor it is a comparison of two."""
 
@@ -62,11 +66,14 @@ def _nodes(graph_module: GraphModule) -> Iterable[Node]:
 
 def _is_by_equality(node: Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name in _BY_EQUALITY or (name in _OF_ALL and len(node.args) + len(node.kwargs) == 1)
+    given = (*node.args, *node.kwargs.values())
+    if name in _NORMS:
+        return any(isinstance(each, float | str) and each in _INFINITE for each in given)
+    return name in _BY_EQUALITY or (name in _OF_ALL and len(given) == 1)
 
 
 def _is_narrow(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether anything is of 16 bits, or may be by autocast."""
+    """Whether anything outside of such bodies is of 16 bits, or may be by autocast."""
     devices = {value.device.type for value in example_inputs if isinstance(value, Tensor)}
     if any(torch.is_autocast_enabled(device) for device in devices):
         return True

@@ -22,8 +22,15 @@ COMPILING = 3
 """The first calls, in which new graphs are compiled; the others reuse them."""
 
 
+def times(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * factor
+
+
 class Part:
     """Two of them differ by nothing but that they are two."""
+
+
+SHARED = Part()
 
 
 class Holder:
@@ -47,8 +54,15 @@ class Holder:
         self.n = 0
         self.pair = (Part(), Part())
         self.current = self.pair[0]
+        self.by_step = self.pair[0]
+        self.marks = (object(), object())
+        self.mark = self.marks[0]
         self.layers = (torch.nn.Identity(), torch.nn.Identity())
         self.layer: torch.nn.Module = self.layers[0]
+        self.shared: Part = SHARED
+        self.method = self.double
+        self.functions = (times(2.0), times(3.0))
+        self.function = self.functions[0]
 
     def turn(self) -> None:
         """Between two calls: the same keys in another order, and new ones."""
@@ -56,8 +70,18 @@ class Holder:
         self.turned = {**dict(others), first: value}
         self.later = 3.0
         self.current = self.pair[self.current is self.pair[0]]
+        self.shared = self.pair[0] if self.shared is SHARED else SHARED
+        self.mark = self.marks[self.mark is self.marks[0]]
+        self.function = self.functions[self.function is self.functions[0]]
+        self.method = self.triple if self.method == self.double else self.double
         self.layer = self.layers[self.layer is self.layers[0]]
         self.late = {"a": 1.0, "b": 3.0}
+
+    def double(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def triple(self, x: Tensor) -> Tensor:
+        return x * 3
 
 
 def tensors() -> Iterator[Tensor]:
@@ -238,14 +262,18 @@ def for_once(h: Holder, x: Tensor) -> Tensor:
 
 
 def one_of_two(h: Holder, x: Tensor) -> Tensor:
-    x = x * 2 if h.current is h.pair[0] else x * 3
-    h.current = h.pair[1] if h.current is h.pair[0] else h.pair[0]
+    x = x * 2 if h.by_step is h.pair[0] else x * 3
+    h.by_step = h.pair[1] if h.by_step is h.pair[0] else h.pair[0]
     return x
 
 
 def not_the_other(h: Holder, x: Tensor) -> Tensor:
     """Between two calls somebody else changes what it is."""
     return x * 2 if h.current is not h.pair[1] else x * 3
+
+
+def not_the_other_mark(h: Holder, x: Tensor) -> Tensor:
+    return x * 2 if h.mark is not h.marks[1] else x * 3
 
 
 def equal_to_one_of_two(h: Holder, x: Tensor) -> Tensor:
@@ -256,10 +284,20 @@ def among_them(h: Holder, x: Tensor) -> Tensor:
     return x * 2 if h.current in h.pair[:1] else x * 3
 
 
-def the_last_layer(h: Holder, x: Tensor) -> Tensor:
-    for layer in h.layers:
-        x = layer(x) * 2 if layer is h.layer else layer(x) + 1
-    return x
+def not_the_last_layer(h: Holder, x: Tensor) -> Tensor:
+    return x * 2 if h.layer is not h.layers[-1] else x * 3
+
+
+def one_that_all_share(h: Holder, x: Tensor) -> Tensor:
+    return x * 2 if h.shared is SHARED else x * 3
+
+
+def not_the_other_function(h: Holder, x: Tensor) -> Tensor:
+    return x * 2 if h.function is not h.functions[1] else x * 3
+
+
+def one_of_two_methods(h: Holder, x: Tensor) -> Tensor:
+    return h.method(x) * 2 if h.method == h.double else h.method(x) * 3
 
 
 WITHOUT_GRAPH = (random_loop, for_once, latest, latest_tensors, each_once, those_that_are_left, common_ones)
@@ -282,7 +320,15 @@ def results(call: Callable[[Holder, Tensor], Tensor]) -> tuple[list[Tensor], Any
 
 
 def case(function: Callable[[Holder, Tensor], Tensor]) -> Any:
-    unguarded = (shared_by_all, not_the_other, equal_to_one_of_two, among_them)
+    unguarded = (
+        shared_by_all,
+        one_of_two,
+        not_the_other,
+        not_the_other_mark,
+        equal_to_one_of_two,
+        among_them,
+    )
+    unguarded += (not_the_last_layer, one_that_all_share, not_the_other_function, one_of_two_methods)
     stale = function in unguarded and TORCH < (2, 13)
     reason = "Dynamo has no place for a guard on an attribute of a class, or on which object it is"
     return pytest.param(function, id=function.__name__, marks=[pytest.mark.xfail(reason=reason)] * stale)

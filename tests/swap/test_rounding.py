@@ -55,6 +55,9 @@ FLOAT, HALF = torch.ones(4, 5), torch.ones(4, 5, dtype=torch.bfloat16)
         (lambda x: x.max(dim=1).values, HALF, {}),
         (lambda x: torch.max(x, x * 2), HALF, {}),
         (lambda x: x.relu().sum(), HALF, {}),
+        (lambda x: x.norm(), HALF, {}),
+        (lambda x: torch.linalg.vector_norm(x, ord=1.0), HALF, {}),
+        (lambda x: torch.norm(x, "fro"), HALF, {}),
     ],
 )
 def test_it_is_for_such_gradients_in_16_bits(
