@@ -100,9 +100,10 @@ class OpStatistics:
                 backward is taken to have the same share of these.
             also_light: names, such as ``bernoulli``, of other operations whose time compiled code saves.
         """
+        names = _LIGHT | also_light
 
         def is_light(op: str) -> bool:
-            return op.startswith("aten.") and _name(op).removesuffix("_") in _LIGHT | also_light
+            return op.startswith("aten.") and _name(op).removesuffix("_") in names
 
         light, captured = _captured(is_light, *forward), _captured(_is_fusible, *forward)
         fusible = sum(times for op, times in ops.items() if _is_fusible(op))

@@ -76,7 +76,7 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
             raise
 
     def identity(prior: Any, left: Any, right: Any) -> Any:
-        if _is_method(left) or _is_method(right):  # two that are equal are two to Dynamo
+        if _is_method(left) and _is_method(right):  # two that are equal are two to Dynamo
             return break_the_graph(
                 gb_type="comparison of methods",
                 context=f"{left} {right}",
@@ -99,7 +99,7 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
 
     found = [
         *(Override(place, _IDENTITY, identity, translator=of_tracing) for place in _COMPARE),
-        *(Override(builder, _SAME, same_object, translator=of_tracing) for _ in _COMPARE[:1]),
+        *([Override(builder, _SAME, same_object, translator=of_tracing)] if _COMPARE else []),
         Override(ConstDictVariable, "call_method", dict_method),
         Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),

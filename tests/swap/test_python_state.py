@@ -300,6 +300,10 @@ def one_of_two_methods(h: Holder, x: Tensor) -> Tensor:
     return h.method(x) * 2 if h.method == h.double else h.method(x) * 3
 
 
+def a_method_and_no_mark(h: Holder, x: Tensor) -> Tensor:
+    return h.method(x) if h.method is not h.mark else x
+
+
 WITHOUT_GRAPH = (random_loop, for_once, latest, latest_tensors, each_once, those_that_are_left, common_ones)
 """A loop that would be left half-way is no graph, and these deques are used before any tensor is."""
 
@@ -362,6 +366,19 @@ def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Hold
         TORCH >= (2, 13) or function is not those_that_are_left
     ):  # before, this one was traced in Python's order
         assert bool(runs) is (function not in WITHOUT_GRAPH)
+
+
+def test_a_method_and_something_else_break_no_graph() -> None:
+    graphs: list[Any] = []
+    compiled = CompiledFunction(
+        a_method_and_no_mark,
+        lambda graph, _: graphs.append(graph) or graph.forward,
+        dynamic=None,
+        fullgraph=True,
+    )
+    with compiling_allowed(suppress_errors=False):
+        assert compiled.compile(Holder(), torch.ones(2, 8)).sum() == 32
+    assert len(graphs) == 1
 
 
 def test_what_the_user_compiles_is_left_as_it_is() -> None:
