@@ -233,6 +233,11 @@ class TestResults:
         assert "](results/mlp/mlp.png)" in results.shown("mlp")
         assert "](mlp.png)" in results.page_of(folder / "mlp" / "mlp.md")
 
+    def test_a_link_beside_it_leads_there_from_either_page(self, results: ModuleType, folder: Path) -> None:
+        (folder / "mlp" / "mlp.md").write_text("# Suite mlp\n\nFrom [all](mlp.json), not [that](../a.md).\n")
+        assert results.shown("mlp").startswith("From [all](results/mlp/mlp.json), not [that](../a.md).")
+        assert "[all](mlp.json)" in results.page_of(folder / "mlp" / "mlp.md")
+
     def test_a_suite_without_results_says_so(self, results: ModuleType, folder: Path) -> None:
         assert results.shown("rope") == results.NONE_YET
 

@@ -14,6 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 RESULTS = Path(__file__).resolve().parents[2] / "recipes" / "results"
+LINK_BESIDE = re.compile(r"\]\(([\w.-]+)\)")
 MARK = re.compile(r"^<!-- results: ([\w.-]+) -->$", re.MULTILINE)
 REST = "rest"
 NONE_YET = "*There are no results of this suite in the repository yet.*"
@@ -23,11 +24,12 @@ DETAILS = ("Measurements", "Above the goal", "Steady step", "How it was measured
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for each Markdown file in the results, and each picture."""
+    """Add a page for each Markdown file in the results, and what such pages show or link to."""
     for path in _files(".md"):
         files.append(File.generated(config, _uri(path), content=page_of(path)))
-    for path in _files(".png"):
-        files.append(File.generated(config, _uri(path), abs_src_path=str(path)))
+    for suffix in (".png", ".json", ".csv"):
+        for path in _files(suffix):
+            files.append(File.generated(config, _uri(path), abs_src_path=str(path)))
     return files
 
 
@@ -64,7 +66,8 @@ def _shown(path: Path) -> str:
         heading = re.match(r"## (.*)\n", section)
         if heading and heading[1].startswith(DETAILS):
             break
-        kept.append(re.sub(r"^## (.*)$", r"**\1**", section, flags=re.MULTILINE).strip())
+        linked = LINK_BESIDE.sub(rf"]({_uri(path.parent)}/\1)", section)
+        kept.append(re.sub(r"^## (.*)$", r"**\1**", linked, flags=re.MULTILINE).strip())
     link = f"[All numbers of `{path.stem}`, and where they come from]({_uri(path)})"
     return "\n\n".join(filter(None, [*kept, _picture(path, RESULTS.parent).strip(), link]))
 

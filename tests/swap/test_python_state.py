@@ -338,7 +338,7 @@ def case(function: Callable[[Holder, Tensor], Tensor]) -> Any:
     return pytest.param(function, id=function.__name__, marks=[pytest.mark.xfail(reason=reason)] * stale)
 
 
-@pytest.mark.parametrize("function", map(case, FUNCTIONS))
+@pytest.mark.parametrize("function", [case(function) for function in FUNCTIONS])
 def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Holder, Tensor], Tensor]) -> None:
     runs: list[int] = []
 
