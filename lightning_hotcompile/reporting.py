@@ -15,6 +15,7 @@ from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import event_to_dict
 from lightning_hotcompile.receipt.report import RegionProof, Report, printed_later
 from lightning_hotcompile.session import Session
+from lightning_hotcompile.swap.breaks import GraphBreak
 from lightning_hotcompile.swap.graph import Graph
 from lightning_hotcompile.swap.installation import Proof
 from lightning_hotcompile.trainer_facts import versions
@@ -25,6 +26,9 @@ NOTHING_COMPARED = "nothing was compiled"
 MUCH_WAITING = 0.25
 """From this share of the time between the steps on, a note says so."""
 
+
+BREAKS_IN_FULL = 5
+"""So many graph breaks are told with their places; a model that has more has the same one in many layers."""
 
 REPEATABLE = "cost_gate=False, min_speedup=0, prewarm=False, fused_optimizer=False"
 """Options with which nothing is decided by the clock."""
@@ -70,7 +74,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         compile_s=session.rounds.compile_s,
         stall_s=ledger.stall_s,
         recompiles=session.story.recompiles,
-        graph_breaks=installation.graph_breaks if session.ever_flipped else 0,
+        graph_breaks=len(installation.graph_breaks) if session.ever_flipped else 0,
         parity=_parity_text(graphs),
         parity_error=max(
             (g.parity.error for g in graphs if g.parity and g.parity.error is not None), default=None
@@ -92,6 +96,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
             *notes,
             *session.plan.notes,
             *_unproven_notes(proofs),
+            *notes_on_breaks(installation.graph_breaks if session.ever_flipped else ()),
             *_notes_of(session),
         ),
         versions=versions(),
@@ -196,6 +201,13 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
         for p in proofs
         if not p.proven and p.taken_back is None
     ]
+
+
+def notes_on_breaks(found: Sequence[GraphBreak]) -> Iterator[str]:
+    """Where what was compiled falls apart into several graphs, or is not compiled, and why."""
+    yield from map(str, found[:BREAKS_IN_FULL])
+    if len(found) > BREAKS_IN_FULL:
+        yield f"{len(found) - BREAKS_IN_FULL} more graph breaks; hotcompile explain tells all of them"
 
 
 def _never_called(proof: Proof) -> str:

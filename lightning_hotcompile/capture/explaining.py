@@ -21,7 +21,6 @@ from lightning_hotcompile.either_lightning import CHECKPOINTS, Callback
 from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.swap.breaks import GraphBreak, graph_breaks_told
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.installation import Installation, Proof
@@ -151,15 +150,12 @@ class _Look:
         self._module = module
         self._config = replace(config, on_error="eager")
         self._graphs: dict[str, list[int]] = {}
-        self._breaks: list[GraphBreak] = []
-        self._listening = graph_breaks_told(self._breaks.append)
         self._installation: Installation | None = None
 
     def begin(self) -> None:
         """Change the model; the batch that follows is traced."""
         self._installation = Installation(self._plan, self._module, self._config, ())
         self._installation.witness.collect = self._collect
-        self._listening.__enter__()
         self._installation.put()
         self._installation.gate.open(Lane.COMPILE)
 
@@ -169,7 +165,6 @@ class _Look:
         if installation is None:
             return found
         installation.take_out()
-        self._listening.__exit__(None, None, None)
         failures = dict.fromkeys(installation.gate.failures)
         seen = tuple(self._seen(proof) for proof in installation.proofs())
         told = {region.error for region in seen}
@@ -177,7 +172,7 @@ class _Look:
             found,
             looked=True,
             regions=(*seen, *map(_not_looked_at, self._optimizers)),
-            breaks=tuple(dict.fromkeys(self._breaks)),
+            breaks=installation.graph_breaks,
             errors=tuple(failure for failure in failures if failure not in told),
         )
 

@@ -145,19 +145,12 @@ def _table(found: Explanation) -> Table:
 
 
 def _break_text(number: int, found: GraphBreak) -> str:
-    where = f"{_shown(found.file)}:{found.line}" + (f" in {found.function}" if found.function else "")
-    lost = "; the function, or its part after an earlier break, runs eagerly" if found.loses_function else ""
-    lines = [f"{number}. {where}: {found.reason}{lost}"]
+    lines = [f"{number}. {found.place}: {found.consequence}"]
     lines += [f"   > {found.code}"] if found.code else []
     lines += [
         _folded(text, "   ") for text in (found.explanation, *(f"Hint: {h}" for h in found.hints)) if text
     ]
     return "\n".join(lines)
-
-
-def _shown(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _folded(text: str, indent: str = "") -> str:

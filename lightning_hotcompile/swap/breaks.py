@@ -43,15 +43,37 @@ class GraphBreak:
     loses_function: bool = False
     """Whether the whole function runs eagerly, and not only what follows is a graph of its own."""
 
+    @property
+    def place(self) -> str:
+        """File and line, and the function that it is in."""
+        shown = Path(self.file)
+        with contextlib.suppress(ValueError, OSError):  # it is elsewhere, or the working folder is gone
+            shown = shown.relative_to(Path.cwd())
+        return f"{shown}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+    @property
+    def consequence(self) -> str:
+        """Why the graph ends, and what that costs."""
+        lost = "; the function, or its part after an earlier break, runs eagerly"
+        return self.reason + lost * self.loses_function
+
+    def __str__(self) -> str:
+        line = f" ({self.code})" if self.code else ""
+        return f"graph break at {self.place}{line}: {self.consequence}"
+
 
 @contextlib.contextmanager
 def graph_breaks_told(to: Callable[[GraphBreak], None]) -> Iterator[None]:
-    """Hands on each graph break while it lasts; a place where Dynamo breaks twice is told once."""
+    """Hands on each graph break while it lasts; a place where Dynamo breaks twice is told once.
+
+    To who has asked torch for this log (``TORCH_LOGS=graph_breaks``) it goes as before.
+    """
     logger, listener = logging.getLogger(LOGGER), _Listener(to)
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)
-    logger.setLevel(logging.DEBUG)
-    logger.propagate = False
+    if not logger.isEnabledFor(logging.DEBUG):
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
     try:
         yield
     finally:

@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.added_guards import guarded_too
+from lightning_hotcompile.swap.breaks import GraphBreak, graph_breaks_told
 from lightning_hotcompile.swap.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.collectives import called_by_python
 from lightning_hotcompile.swap.failures_told import FailuresTold
@@ -89,15 +90,18 @@ def compiling_allowed(
     *,
     suppress_errors: bool,
     on_failure: Callable[[BaseException], None] = lambda error: None,
+    on_break: Callable[[GraphBreak], None] = lambda found: None,
 ) -> Iterator[None]:
     """A step in which new graphs may be compiled.
 
     With ``suppress_errors`` a frame that cannot be compiled runs as the user wrote it, and ``on_failure`` is
-    told in place of Dynamo's warning. Guards look at module hooks too, or one that a single one of equal
-    blocks has would silently not run. Integers of modules (``self.steps += 1``) become symbols once they
-    change, where each new value would be a recompile. What numpy computes and draws is left to numpy, and
-    state of Python's own objects to Python, as are collectives.
+    told in place of Dynamo's warning; ``on_break`` is told where a graph ends before its function does.
+    Guards look at module hooks too, or one that a single one of equal blocks has would silently not run.
+    Integers of modules (``self.steps += 1``) become symbols once they change, where each new value would be
+    a recompile. What numpy computes and draws is left to numpy, and state of Python's own objects to Python,
+    as are collectives.
     """
+    dynamo_utils.graph_break_dup_warning_checker.reset()  # other trainings may have told of the same places
     told = FailuresTold(on_failure)
     names = ("convert_frame", "variables.tensor", "exc")
     loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in names]
@@ -110,6 +114,7 @@ def compiling_allowed(
                 allow_unspec_int_on_nn_module=True,
                 **_GUARDS,
             ),
+            graph_breaks_told(on_break),
             KeepsBuffers(),
             _KeepsCaches(),
             _LooksAtHooksOnce(),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from lightning_hotcompile.swap.breaks import GraphBreak
 from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graph import first_line
@@ -66,6 +67,8 @@ class Gate:
         self.failures: list[str] = []
         """First lines: an error itself would keep the model that it passed through."""
 
+        self._breaks: dict[tuple[str, str], GraphBreak] = {}
+
         self.steps = 0
         """That it was opened for."""
 
@@ -77,6 +80,17 @@ class Gate:
     def failed(self, error: BaseException) -> None:
         """Compiling failed, or what was compiled."""
         self.failures.append(first_line(error))
+
+    @property
+    def breaks(self) -> tuple[GraphBreak, ...]:
+        """Where Dynamo has ended a graph before its function did, each place once."""
+        return tuple(self._breaks.values())
+
+    def _broke(self, found: GraphBreak) -> None:
+        """Dynamo may begin anew and come by once more, to find that it loses the function."""
+        key = found.place, found.reason
+        if found.loses_function or key not in self._breaks:
+            self._breaks[key] = found
 
     def takes(self, region: str) -> bool:
         """Whether compiled code of this region is to be used now."""
@@ -94,7 +108,11 @@ class Gate:
         self.left_out = left_out
         self.steps += 1
         if lane is Lane.COMPILE:
-            context = compiling_allowed(suppress_errors=self.suppresses_errors, on_failure=self.failed)
+            context = compiling_allowed(
+                suppress_errors=self.suppresses_errors,
+                on_failure=self.failed,
+                on_break=self._broke,
+            )
             context.__enter__()
             self._context = context
         self.lane = lane

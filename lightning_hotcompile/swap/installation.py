@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.swap.breaks import GraphBreak
 from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.compiler_ways import compiler_ways
 from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
 from lightning_hotcompile.swap.draws import DrawsStaySeparate
-from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
+from lightning_hotcompile.swap.dynamo import CompileTimer
 from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
@@ -108,7 +109,6 @@ class Installation:
         self._config = config
         self._islands = IslandGuard(root, [i.name for i in plan.islands])
         self._optimizers = optimizers
-        self._breaks_before = graph_break_count()
         self._swapped = [self._swap(region) for region in plan.regions]
         self._toolchain = EarlyToolchain(root, config.options)
         self.in_place = False
@@ -255,11 +255,12 @@ class Installation:
         return None if len(hits) > 1 else hits == {True}
 
     @property
-    def graph_breaks(self) -> int:
-        """Graph breaks since this installation was made."""
-        return max(0, graph_break_count() - self._breaks_before)
+    def graph_breaks(self) -> tuple[GraphBreak, ...]:
+        """Where Dynamo ended a graph before its function did."""
+        return self.gate.breaks
 
     def why_nothing_ran(self) -> str:
         """The best explanation for compiled code that did not run."""
-        failures = self.gate.failures
-        return failures[-1] if failures else "no graph was captured"
+        if self.gate.failures:
+            return self.gate.failures[-1]
+        return "; ".join(["no graph was captured", *map(str, self.graph_breaks[-1:])])

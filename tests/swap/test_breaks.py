@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_hotcompile.reporting import BREAKS_IN_FULL, notes_on_breaks
 from lightning_hotcompile.swap.breaks import LOGGER, GraphBreak, break_from, graph_breaks_told
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
@@ -134,3 +136,84 @@ def test_what_no_graph_can_have_is_left_out_of_it(
     assert_same(plain, model)
     assert "Backend compiler" not in capfd.readouterr().err
     assert not [warning for warning in recwarn if "Error detected" in str(warning.message)]
+
+
+class AsksIfLarge(Net):
+    """A branch that depends on data: Dynamo makes two graphs of it, and counts no graph break."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inp(x)
+        if hidden.norm() > 1e9:
+            hidden = hidden / 2
+        return self.head(hidden)
+
+
+class PrintsInALoop(Net):
+    """Dynamo gives up the whole function, and has no graph."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        for _ in range(2):
+            x = x + 1
+            print(end="")
+        return nn.functional.cross_entropy(self.head(self.inp(x)), y)
+
+
+def test_a_receipt_tells_where_and_why() -> None:
+    plain, line = seeded(AsksIfLarge), line_of(AsksIfLarge, "if hidden.norm()")
+    fit(plain)
+    for _ in range(2):  # Dynamo's own log has a place once in a process
+        model, callback = seeded(AsksIfLarge), hot(scope="step")
+        fit(model, [callback])
+        notes = [note for note in callback.report.notes if note.startswith("graph break")]
+        assert callback.report.graph_breaks == len(notes) == 1
+        assert f"{Path(__file__).name}:{line} in forward (if hidden.norm() > 1e9:): " in notes[0]
+        assert "branching" in notes[0]
+        assert_same(plain, model)
+
+
+def test_the_reason_of_no_graph_is_the_break_that_has_cost_it() -> None:
+    plain, model = seeded(PrintsInALoop), seeded(PrintsInALoop)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    line = line_of(PrintsInALoop.training_step, "print(")
+    assert "no graph was captured" in callback.report.reason
+    assert f"{Path(__file__).name}:{line} in training_step" in callback.report.reason
+    assert "runs eagerly" in callback.report.reason
+    assert_same(plain, model)
+
+
+def test_more_than_a_few_are_counted() -> None:
+    some = [GraphBreak(reason="why", file="a.py", line=i) for i in range(BREAKS_IN_FULL + 2)]
+    assert list(notes_on_breaks(some[:BREAKS_IN_FULL])) == [str(each) for each in some[:BREAKS_IN_FULL]]
+    assert list(notes_on_breaks(some))[-1].startswith("2 more graph breaks")
+
+
+def test_a_place_is_told_without_a_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = GraphBreak(reason="why", file=str(tmp_path / "a.py"), line=3, function="forward")
+    assert found.place == "a.py:3 in forward"
+    tmp_path.rmdir()
+    assert found.place == f"{tmp_path}/a.py:3 in forward"
+
+
+def test_who_asked_torch_for_its_log_still_gets_it() -> None:
+    seen: list[str] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    logger, handler = logging.getLogger(LOGGER), Keeps()
+    parent, level = logging.getLogger("torch._dynamo"), logger.level
+    logger.setLevel(logging.DEBUG)
+    parent.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, True
+    try:
+        breaks_of(prints)
+    finally:
+        parent.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+    assert any("Graph break in user code" in text for text in seen)
