@@ -19,8 +19,10 @@ from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, is_from_local_source
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import (
+from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariable has moved in torch 2.13
+    BaseListVariable,
     ConstDictVariable,
+    SetVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
     UserMethodVariable,
@@ -28,6 +30,7 @@ from torch._dynamo.variables import (
     builtin,
 )
 from torch._dynamo.variables.misc import ObjectVariable
+from torch.nn import Parameter
 
 from lightning_hotcompile.swap.overrides import Override
 
@@ -37,8 +40,11 @@ _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
 _GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
 
 _IDENTITY, _SAME = "vt_identity_compare", "make_dupe_guard"
-_COMPARE: list[Any] = [p for p in (sys.modules.get(_PROTOCOL), builtin) if hasattr(p, _IDENTITY)]
-"""Where it is called: both have a name for it of their own."""
+_COMPARED = hasattr(builtin, _IDENTITY)
+"""Whether torch has one function for it. ``is`` has its name in ``builtin``, ``==`` and ``in`` elsewhere."""
+
+_OBJECTS = (UserDefinedObjectVariable, UserFunctionVariable, ObjectVariable)
+_CONTAINERS = (ConstDictVariable, SetVariable, BaseListVariable)
 
 _ALIASES = "_hotcompile_aliases"
 """Where a graph in the making keeps which other name an object has, by the one that it goes by."""
@@ -87,6 +93,23 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
             install_guard(source.make_guard(GuardBuilder.ID_MATCH))
         return prior(left, right)
 
+    def is_the_same(prior: Any, left: Any, right: Any) -> Any:
+        if all(isinstance(each, _CONTAINERS) and each.source for each in (left, right)):
+            return break_the_graph(
+                gb_type="comparison of containers by identity",
+                context=f"{left} {right}",
+                explanation="Dynamo looks at what a dict, list, tuple or set holds, and not at which it is.",
+                hints=[],
+            )
+        return identity(prior, left, right)
+
+    def example_value(prior: Any, node: Any) -> Any:
+        """Of a tensor whose identity is asked; which parameter it was Dynamo does not guard."""
+        argument = node.meta.get("grapharg")
+        if argument is not None and argument.source and isinstance(argument.example, Parameter):
+            install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
+        return prior(node)
+
     def same_object(prior: Any, source: Any, known_by: Any) -> Any:
         """Dynamo has no guard for one that is in the step's reach and in a module of Python's as well."""
         guard = prior(source, known_by)
@@ -98,8 +121,10 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
         return _tracing()
 
     found = [
-        *(Override(place, _IDENTITY, identity, translator=of_tracing) for place in _COMPARE),
-        *([Override(builder, _SAME, same_object, translator=of_tracing)] if _COMPARE else []),
+        Override(builtin, _IDENTITY, is_the_same, translator=of_tracing),
+        Override(sys.modules.get(_PROTOCOL, builtin), _IDENTITY, identity, translator=of_tracing),
+        Override(builtin, "extract_fake_example_value", example_value, translator=of_tracing),
+        *([Override(builder, _SAME, same_object, translator=of_tracing)] if _COMPARED else []),
         Override(ConstDictVariable, "call_method", dict_method),
         Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
@@ -110,8 +135,7 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
 
 def _names_of_compared(left: Any, right: Any) -> list[Any]:
     """Where two things of one kind come from that are there before the step."""
-    kinds = (UserDefinedObjectVariable, UserFunctionVariable, ObjectVariable)
-    if not all(isinstance(each, kinds) and each.source for each in (left, right)):
+    if not all(isinstance(each, _OBJECTS) and each.source for each in (left, right)):
         return []  # one is made in the step, or is a value, which is guarded
     if left is right:
         other = vars(_tracing().output).get(_ALIASES, {}).get(left.source)

@@ -323,6 +323,20 @@ def results(call: Callable[[Holder, Tensor], Tensor]) -> tuple[list[Tensor], Any
     return found, (random.getstate(), holder.rng.getstate(), list(holder.ordered))
 
 
+def in_compiled_code(function: Callable[..., Tensor], backend: Callable[..., Any]) -> Callable[..., Tensor]:
+    """The function, compiled in its first calls, and only looked for from then on."""
+    compiled = CompiledFunction(function, backend, dynamic=None, fullgraph=False)
+    calls = iter(range(CALLS))
+
+    def call(holder: object, x: Tensor) -> Tensor:
+        if next(calls) >= COMPILING:
+            return compiled.reuse(holder, x)  # type: ignore[no-any-return]
+        with compiling_allowed(suppress_errors=True):
+            return compiled.compile(holder, x)  # type: ignore[no-any-return]
+
+    return call
+
+
 def case(function: Callable[[Holder, Tensor], Tensor]) -> Any:
     unguarded = (
         shared_by_all,
@@ -349,15 +363,7 @@ def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Hold
 
         return run
 
-    compiled = CompiledFunction(function, backend, dynamic=None, fullgraph=False)
-    calls = iter(range(CALLS))
-
-    def call(holder: Holder, x: Tensor) -> Tensor:
-        if next(calls) >= COMPILING:
-            return compiled.reuse(holder, x)  # type: ignore[no-any-return]
-        with compiling_allowed(suppress_errors=True):
-            return compiled.compile(holder, x)  # type: ignore[no-any-return]
-
+    call = in_compiled_code(function, backend)
     (want, state), (got, state_now) = results(function), results(call)
     for a, b in zip(want, got, strict=True):
         torch.testing.assert_close(a, b)
@@ -366,6 +372,63 @@ def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Hold
         TORCH >= (2, 13) or function is not those_that_are_left
     ):  # before, this one was traced in Python's order
         assert bool(runs) is (function not in WITHOUT_GRAPH)
+
+
+class OneOfTwo:
+    """Holds two things that are equal, and one of them once more."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.first, self.second = make(), make()
+        self.current = self.first
+
+
+def by_which_it_is(h: OneOfTwo, x: Tensor) -> Tensor:
+    return x.sin() * 2 if h.current is h.first else x.sin() * 3
+
+
+def made_in_the_step(h: OneOfTwo, x: Tensor) -> Tensor:
+    kept = [x.sin()]
+    also = kept
+    return x * 2 if also is kept and kept is not h.current else x * 3
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo has no place for it")
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(dict, id="dict"),
+        pytest.param(lambda: [1, 2], id="list"),
+        pytest.param(set, id="set"),
+        pytest.param(lambda: (1, [2]), id="tuple"),
+        pytest.param(lambda: range(3), id="range"),
+        pytest.param(deque, id="deque"),
+        pytest.param(OrderedDict, id="OrderedDict"),
+        pytest.param(lambda: torch.nn.Parameter(torch.ones(2)), id="Parameter"),
+        pytest.param(lambda: torch.ones(2), id="Tensor"),
+        pytest.param(torch.Generator, id="Generator"),
+    ],
+)
+def test_which_of_two_it_is_is_seen_of_anything(make: Callable[[], Any]) -> None:
+    call = in_compiled_code(by_which_it_is, lambda graph, _: graph.forward)
+    holder, x = OneOfTwo(make), torch.ones(2)
+    for _ in range(CALLS):
+        torch.testing.assert_close(call(holder, x), by_which_it_is(holder, x))
+        holder.current = holder.second if holder.current is holder.first else holder.first
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="to Dynamo one that is made and one that was there may be one")
+@pytest.mark.parametrize("make", [dict, lambda: [1, 2], lambda: (1, [2])])
+def test_what_the_step_makes_is_compared_in_the_graph(make: Callable[[], Any]) -> None:
+    graphs: list[Any] = []
+    compiled = CompiledFunction(
+        made_in_the_step,
+        lambda graph, _: graphs.append(graph) or graph.forward,
+        dynamic=None,
+        fullgraph=True,
+    )
+    with compiling_allowed(suppress_errors=False):
+        assert compiled.compile(OneOfTwo(make), torch.ones(2)).sum() == 4
+    assert len(graphs) == 1
 
 
 def test_a_method_and_something_else_break_no_graph() -> None:
