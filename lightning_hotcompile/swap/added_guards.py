@@ -22,7 +22,10 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariable has moved in torch 2.13
     BaseListVariable,
     ConstDictVariable,
+    LazyVariableTracker,
     SetVariable,
+    TensorVariable,
+    UserDefinedClassVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
     UserMethodVariable,
@@ -30,12 +33,13 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariab
     builtin,
 )
 from torch._dynamo.variables.misc import ObjectVariable
+from torch._dynamo.variables.torch import BaseTorchVariable
 from torch.nn import Parameter
 
 from lightning_hotcompile.swap.overrides import Override
 
 _PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
-_REMOVE = ("pop", "clear")
+_REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
 _GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
 
@@ -44,6 +48,7 @@ _COMPARED = hasattr(builtin, _IDENTITY)
 """Whether torch has one function for it. ``is`` has its name in ``builtin``, ``==`` and ``in`` elsewhere."""
 
 _OBJECTS = (UserDefinedObjectVariable, UserFunctionVariable, ObjectVariable)
+_KEYS = (*_OBJECTS, UserDefinedClassVariable, BaseTorchVariable)
 _CONTAINERS = (ConstDictVariable, SetVariable, BaseListVariable)
 
 _ALIASES = "_hotcompile_aliases"
@@ -60,6 +65,8 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
     def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if name in _REMOVE and variable.source is not None:
             variable.install_dict_keys_match_guard()  # which is taken to be there for what comes after it
+        if name in _LOOKS_UP and args and args[0]:
+            _guard_key(variable, args[0][0])
         return prior(variable, tx, name, *args, **kwargs)
 
     def keys_match(prior: Any, variable: Any) -> Any:
@@ -71,7 +78,12 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
     def absent_key(prior: Any, variable: Any, tx: Any, key: Any) -> Any:
         if variable.source is not None and key not in variable:
             variable.install_dict_contains_guard(tx, [key])
+        _guard_key(variable, key)
         return prior(variable, tx, key)
+
+    def looked_up(prior: Any, variable: Any, tx: Any, keys: Any) -> Any:
+        prior(variable, tx, keys)
+        _guard_key(variable, keys[0])
 
     def absent_attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
         try:
@@ -128,6 +140,8 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
         Override(ConstDictVariable, "call_method", dict_method),
         Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
+        Override(ConstDictVariable, "install_dict_contains_guard", looked_up),
+        Override(SetVariable, "install_set_contains_guard", looked_up),
         Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
     ]
     return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
@@ -142,6 +156,19 @@ def _names_of_compared(left: Any, right: Any) -> list[Any]:
         return [left.source, other] if other is not None else []
     same_kind = type(_value_of(left)) is type(_value_of(right))  # else a type tells them apart
     return [left.source, right.source] if same_kind else []
+
+
+def _guard_key(variable: Any, key: Any) -> None:
+    """Which object it was that a dict or set does not have; of functions Dynamo guards the code alone."""
+    key = key.realize() if isinstance(key, LazyVariableTracker) else key
+    is_forgotten = isinstance(key, UserFunctionVariable) or key not in variable
+    if key.source and is_forgotten and (isinstance(key, _KEYS) or _is_parameter(key)):
+        install_guard(key.source.make_guard(GuardBuilder.ID_MATCH))
+
+
+def _is_parameter(variable: Any) -> bool:
+    kind = getattr(variable, "class_type", None)
+    return isinstance(variable, TensorVariable) and isinstance(kind, type) and issubclass(kind, Parameter)
 
 
 def _is_method(variable: Any) -> bool:

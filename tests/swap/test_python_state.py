@@ -379,6 +379,9 @@ class OneOfTwo:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.first, self.second = make(), make()
+        self.by_first: dict[Any, int] = {}
+        self.only_first: set[Any] = set()
+        self.both: dict[Any, int] = {}
         self.current = self.first
 
 
@@ -413,6 +416,53 @@ def test_which_of_two_it_is_is_seen_of_anything(make: Callable[[], Any]) -> None
     holder, x = OneOfTwo(make), torch.ones(2)
     for _ in range(CALLS):
         torch.testing.assert_close(call(holder, x), by_which_it_is(holder, x))
+        holder.current = holder.second if holder.current is holder.first else holder.first
+
+
+def in_a_dict(h: OneOfTwo, x: Tensor) -> Tensor:
+    return x.sin() * 2 if h.current in h.by_first else x.sin() * 3
+
+
+def in_a_set(h: OneOfTwo, x: Tensor) -> Tensor:
+    return x.sin() * 2 if h.current in h.only_first else x.sin() * 3
+
+
+def in_what_the_step_makes(h: OneOfTwo, x: Tensor) -> Tensor:
+    return x.sin() * 2 if h.current in {h.first: 1} else x.sin() * 3
+
+
+def by_a_key_or_not(h: OneOfTwo, x: Tensor) -> Tensor:
+    return x.sin() * h.by_first.get(h.current, 3)
+
+
+def by_its_key(h: OneOfTwo, x: Tensor) -> Tensor:
+    return x.sin() * h.both[h.current]
+
+
+@pytest.mark.parametrize(
+    "function", [by_its_key, in_a_dict, in_a_set, in_what_the_step_makes, by_a_key_or_not]
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Part, id="object"),
+        pytest.param(lambda: type("Kind", (), {}), id="class"),
+        pytest.param(lambda: times(2.0), id="function"),
+        pytest.param(torch.nn.Identity, id="module"),
+        pytest.param(lambda: torch.nn.Parameter(torch.ones(2)), id="Parameter"),
+        pytest.param(iter(["a", "b"] * 10).__next__, id="str"),
+        pytest.param(iter([(1, 2), (1, 3)] * 10).__next__, id="tuple"),
+    ],
+)
+def test_which_one_is_looked_up_is_seen(
+    make: Callable[[], Any], function: Callable[[OneOfTwo, Tensor], Tensor]
+) -> None:
+    call = in_compiled_code(function, lambda graph, _: graph.forward)
+    holder, x = OneOfTwo(make), torch.ones(2)
+    holder.by_first, holder.only_first = {holder.first: 2}, {holder.first}
+    holder.both = {holder.first: 2, holder.second: 3}
+    for _ in range(CALLS):
+        torch.testing.assert_close(call(holder, x), function(holder, x))
         holder.current = holder.second if holder.current is holder.first else holder.first
 
 
