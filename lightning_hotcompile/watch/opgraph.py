@@ -49,6 +49,9 @@ _NEVER_CAPTURED = {getattr(kind.forward, "__code__", None) for kind in (nn.RNN, 
 """Dynamo breaks the graph there: on a CPU a GRU is dozens of small operations that no compiled code has."""
 
 
+_ENGINE = {getattr(torch.autograd.graph._engine_run_backward, "__code__", None)}
+"""What starts a backward: of the engine's own operations it is the caller."""
+
 _OWN_FRAMES, _WRAPPERS = 3, 2
 """Frames between the look at the stack and the caller of an operation: this module's, and at most so many of
 torch's around ``__torch_dispatch__``."""
@@ -62,10 +65,13 @@ def _in_backward() -> bool:
 
 def _is_called_by(codes: Collection[CodeType | None]) -> bool:
     """Whether one of these functions has called the operation that is dispatched now."""
-    frame: FrameType | None = sys._getframe(_OWN_FRAMES)
+    try:
+        frame: FrameType | None = sys._getframe(_OWN_FRAMES)
+    except ValueError:  # there are no more
+        frame = None
     for _ in range(_WRAPPERS + 1):
-        if frame is None:
-            return False
+        if frame is None:  # in a thread of the engine's own, for what is on an accelerator
+            return codes is _ENGINE
         if frame.f_code in codes:
             return True
         frame = frame.f_back
@@ -207,8 +213,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             tokens.extend(kwargs)
             self._read(kwargs.values(), tokens)
-        # In a backward the grad mode is off but for create_graph, and where checkpointing repeats a forward.
-        if _in_backward() and _is_grad_enabled() and "backward" in func.__name__:
+        # In a backward the grad mode is off but for create_graph, and where checkpointing repeats a forward:
+        # Python calls the operations there, and autograd's engine those of a backward, whatever their names.
+        if _in_backward() and _is_grad_enabled() and ("backward" in func.__name__ or _is_called_by(_ENGINE)):
             self.differentiates_twice = True
         elif _autograd_node() is None:
             self._forward.append((func, _is_called_by(_NEVER_CAPTURED)))

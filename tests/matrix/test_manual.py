@@ -92,6 +92,33 @@ class PenaltyElsewhere(SgdNet):
         return super().loss(batch) + 0.1 * slope.norm(dim=1).mean()
 
 
+class Wave(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+class Physics:
+    """Asks for the slope of a net; a plain object, whose source nobody reads."""
+
+    def residual(self, net: nn.Module, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        u = net(x)
+        (slope,) = torch.autograd.grad(u.sum(), x, **TWICE_SETTINGS)
+        return (slope.square().sum(1) - 1).square().mean() + u.square().mean()
+
+
+class Waves(SgdNet):
+    """A net of sines, no backward of which is an operation that is named after one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), Wave(), nn.Linear(16, 16), Wave(), nn.Linear(16, 1))
+        self.physics = Physics()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.physics.residual(self.net, batch[0])
+
+
 class KeepsTheGraph(Gan):
     """Two backward passes through one forward."""
 
@@ -158,6 +185,7 @@ CELLS = [
     Cell(name="gradient penalty", model=Penalty, auto=TWICE, regions=TWICE),
     Cell(name="penalty in the step", model=PenaltyInTheStep, auto=TWICE, regions=TWICE),
     Cell(name="penalty elsewhere", model=PenaltyElsewhere, auto=TWICE, regions=TWICE),
+    Cell(name="waves", model=Waves, auto=TWICE, regions=TWICE),
     Cell(name="graph kept", model=KeepsTheGraph, auto=REGIONS),
     Cell(name="graph kept in backward", model=KeepsTheGraphInBackward),
     Cell(name="own accumulation", model=Accumulates, auto=REGIONS),

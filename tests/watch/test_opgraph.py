@@ -10,10 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.watch import opgraph
@@ -578,3 +579,39 @@ def test_sequence_counts_repeats_and_says_what_it_leaves_out():
     assert graph.sequence_text(limit=2) == "ones -> exp x3 -> ... (7 ops)"
     assert graph.counts["aten.exp.default"] == 3
     assert next(iter(graph.counts)) == "aten.exp.default"
+
+
+class TestSecondDerivatives:
+    """What asks for one is seen by who calls the operations: few backwards are named after one."""
+
+    @staticmethod
+    def is_seen(step: Callable[[Tensor], object]) -> bool:
+        x = fresh(3).requires_grad_()
+        with OpRecorder() as recorder:
+            step(x)
+        return recorder.differentiates_twice
+
+    @pytest.mark.parametrize(
+        "function", [torch.sin, torch.exp, torch.erf, torch.relu, torch.tanh, torch.square]
+    )
+    def test_create_graph_is_seen(self, function: Callable[[Tensor], Tensor]) -> None:
+        assert self.is_seen(lambda x: torch.autograd.grad(function(x).sum(), x, create_graph=True))
+        assert not self.is_seen(lambda x: torch.autograd.grad(function(x).sum(), x))
+
+    @pytest.mark.parametrize("use_reentrant", [False, True])
+    @pytest.mark.parametrize("function", [torch.sin, lambda x: torch.tanh(x) * x, nn.GELU()])
+    def test_what_a_checkpoint_repeats_is_none(
+        self, function: Callable[[Tensor], Tensor], use_reentrant: bool
+    ) -> None:
+        assert not self.is_seen(
+            lambda x: checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
+        )
+
+    def test_hooks_with_gradients_on_are_none(self) -> None:
+        def step(x: Tensor) -> None:
+            y = x.sin()
+            with torch.enable_grad():
+                y.register_hook(lambda grad: grad * 2)
+                y.sum().backward()
+
+        assert not self.is_seen(step)
