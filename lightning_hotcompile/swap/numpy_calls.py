@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.misc import NumpyVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
 
+from lightning_hotcompile.swap.numpy_numbers import computed_as_numpy_does, outcome
 from lightning_hotcompile.swap.overrides import Override
 
 _PLACES: tuple[tuple[Any, str], ...] = (
@@ -22,8 +22,6 @@ _PLACES: tuple[tuple[Any, str], ...] = (
 
 _PURE = (np.prod, np.sum, np.mean, np.max, np.min, np.clip, np.round)
 """With numbers in and a number out, as are all ufuncs (``np.sqrt``) and types (``np.float32``)."""
-
-_NUMBER = (bool, int, float, complex)
 
 
 def numpy_by_numpy(break_the_graph: Callable[..., Any]) -> list[Override]:
@@ -39,8 +37,9 @@ def numpy_by_numpy(break_the_graph: Callable[..., Any]) -> list[Override]:
     """
 
     def call(name: str, prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if name == "call_function" and (found := _number(variable.value, *args, **kwargs)) is not None:
-            return ConstantVariable.create(found)
+        is_pure = name == "call_function" and _is_pure(variable.value)
+        if is_pure and (found := outcome(variable.value, *args, **kwargs)) is not None:
+            return found
         return break_the_graph(
             gb_type="call of numpy",
             context=f"{name} {variable}",
@@ -48,35 +47,11 @@ def numpy_by_numpy(break_the_graph: Callable[..., Any]) -> list[Override]:
             hints=[],
         )
 
-    return [Override(owner, name, functools.partial(call, name)) for owner, name in _PLACES]
-
-
-def _number(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> bool | int | float | complex | None:
-    """What a call comes to if it has to do with known numbers only."""
-    if not _is_pure(function) or not all(v.is_python_constant() for v in (*args, *kwargs.values())):
-        return None
-    known = [v.as_python_constant() for v in args]
-    named = {name: v.as_python_constant() for name, v in kwargs.items()}
-    if not _has_numbers_only([*known, *named.values()]):
-        return None
-    try:
-        found = function(*known, **named)
-    except Exception:  # noqa: BLE001  # numpy itself raises it, in the user's frame
-        return None
-    found = found.item() if isinstance(found, np.generic) else found
-    return found if isinstance(found, _NUMBER) else None
+    places = [Override(owner, name, functools.partial(call, name)) for owner, name in _PLACES]
+    return [*places, *computed_as_numpy_does(break_the_graph)]
 
 
 def _is_pure(function: Any) -> bool:
     if isinstance(function, type):
         return issubclass(function, (np.number, np.bool_))
     return isinstance(function, np.ufunc) or any(function is known for known in _PURE)
-
-
-def _has_numbers_only(values: Sequence[Any]) -> bool:
-    return all(
-        _has_numbers_only(value) if isinstance(value, (list, tuple)) else isinstance(value, _NUMBER)
-        for value in values
-    )

@@ -1,0 +1,112 @@
+"""Numbers of numpy's in a compiled step: what Python does with them, and what the graph does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.dynamo import compiling_allowed
+
+
+class Space:
+    """What says of a number whether it is in it, as those of gymnasium do."""
+
+    dtype = np.dtype(np.int64)
+
+    def contains(self, n: int) -> bool:
+        found = self.dtype.type(n)
+        np.random.rand(1)  # Python's own, so the number goes on after a graph break
+        return bool(found.dtype == self.dtype and 0 <= int(found) < 2)
+
+
+ANSWERS: list[Callable[[int], Any]] = [
+    lambda n: int(np.uint8(197 + n) + np.uint8(100)),
+    lambda n: float(np.float32(0.1) * np.float32(n)),
+    lambda n: float(np.sqrt(np.float32(n))),
+    lambda n: np.int32(2**31 - 1) * np.int32(n),
+    lambda n: np.int64(n) / np.int64(2),
+    lambda n: np.int64(n) // 2 + np.int64(n) % 2,
+    lambda n: -(np.float32(n) ** 2),
+    lambda n: isinstance(np.int64(n), np.integer),
+    lambda n: isinstance(np.int64(n), int),
+    lambda n: isinstance(np.float64(n), float),
+    lambda n: type(np.float32(n)).__name__,
+    lambda n: hasattr(np.float32(n), "dtype"),
+    lambda n: np.float32(n).dtype == np.float32,
+    lambda n: np.float64(n).item(),
+    lambda n: np.sqrt(n).astype(np.float32),
+    lambda n: (1 / np.sqrt(n)).dtype,
+    lambda n: repr(np.float64(n)),
+    lambda n: str(np.float32(0.1) * n),
+    lambda n: f"{np.float32(0.1) * n}",
+    lambda n: math.sqrt(np.float32(n)),
+    lambda n: [1, 2, 3, 4][np.int64(n)],
+    lambda n: np.int64(n) in (1, 3),
+    lambda n: {3: "three"}[np.int64(n)],
+    lambda n: divmod(np.int64(n), 2),
+    lambda n: max(np.float32(0.1), 0.1),
+    lambda n: sum([np.float32(0.1), np.float32(0.2), n]),
+    lambda n: np.sum([np.float32(0.1), np.float32(n)]),
+    lambda n: "even" if not np.int64(n - 3) else "odd",
+    lambda n: "large" if np.log2(n) > 1 and np.bool_(n) else "small",
+    lambda n: list(range(np.int64(n))),
+    lambda n: Space().contains(n),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("breaks", [False, True], ids=["in one frame", "after a graph break"])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_python_does_with_it_what_it_does_without(answer: Callable[[int], Any], breaks: bool) -> None:
+    def step(x: Tensor, n: int) -> tuple[Tensor, Any]:
+        y = x.sin()
+        found = answer(n)
+        if breaks:
+            torch._dynamo.graph_break()
+        return y + 1, found
+
+    compiled = CompiledFunction(step, lambda graph, _: graph.forward, dynamic=None, fullgraph=False)
+    x = torch.ones(2)
+    with compiling_allowed(suppress_errors=True):
+        compiled.compile(x, 3)
+    (got, found), (want, expected) = compiled.reuse(x, 3), step(x, 3)
+    torch.testing.assert_close(got, want)
+    assert (type(found), repr(found)) == (type(expected), repr(expected))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, n: x / np.sqrt(n),
+        lambda x, n: np.sqrt(n) * x,
+        lambda x, n: x * (1 / np.sqrt(n)),
+        lambda x, n: x ** np.float64(2),
+        lambda x, n: x.reshape(np.prod(x.shape), 1),
+        lambda x, n: x.view(int(np.prod(x.shape))),
+        lambda x, n: torch.clamp(x, max=np.float32(0.1)),
+        lambda x, n: torch.full((2,), np.float32(0.1)) * x.sum(),
+        lambda x, n: x[: np.int64(2)],
+        lambda x, n: x * (2 if np.log2(n) > 1 and not np.int64(n - 3) else 3),
+    ],
+)
+def test_with_tensors_it_is_a_number_of_the_graph(use: Callable[[Tensor, int], Tensor]) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    with compiling_allowed(suppress_errors=False):
+        got = CompiledFunction(use, backend, dynamic=None, fullgraph=True).compile(x, 3)
+    want = use(x, 3)
+    torch.testing.assert_close(got, want)
+    assert got.dtype == want.dtype
+    assert len(graphs) == 1
