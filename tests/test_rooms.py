@@ -127,6 +127,7 @@ PRIVATE_TORCH = {
     "swap.conv_layout": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
     "swap.numpy_calls": {"torch._dynamo"},
+    "swap.numpy_numbers": {"torch._dynamo"},
     # How it rewrites collectives.
     "swap.collectives": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.

@@ -52,9 +52,9 @@ _NEVER_CAPTURED = {getattr(kind.forward, "__code__", None) for kind in (nn.RNN, 
 _ENGINE = {getattr(torch.autograd.graph._engine_run_backward, "__code__", None)}
 """What starts a backward: of the engine's own operations it is the caller."""
 
-_OWN_FRAMES, _WRAPPERS = 3, 2
-"""Frames between the look at the stack and the caller of an operation: this module's, and at most so many of
-torch's around ``__torch_dispatch__``."""
+_OWN_FRAMES, _WRAPPERS = 2, 2
+"""Frames between the look at the stack and the caller of an operation: ``__torch_dispatch__`` is so far up,
+and has at most so many of torch's around it."""
 
 
 def _in_backward() -> bool:
@@ -65,10 +65,7 @@ def _in_backward() -> bool:
 
 def _is_called_by(codes: Collection[CodeType | None]) -> bool:
     """Whether one of these functions has called the operation that is dispatched now."""
-    try:
-        frame: FrameType | None = sys._getframe(_OWN_FRAMES)
-    except ValueError:  # there are no more
-        frame = None
+    frame: FrameType | None = sys._getframe(_OWN_FRAMES).f_back
     for _ in range(_WRAPPERS + 1):
         if frame is None:  # in a thread of the engine's own, for what is on an accelerator
             return codes is _ENGINE
