@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,8 @@ from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, seeded
 
 pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
 
 STEPS = 24
 
@@ -47,3 +53,25 @@ def test_trains_like_eager_and_proves_every_region(name: str) -> None:
     assert report.phase in ("settling", "steady"), report.reason
     compiled = [e for e in report.events if e["kind"] == "compiled"]
     assert all(isinstance(e["cache_hit"], bool) for e in compiled)
+
+
+def test_where_warnings_are_errors_it_compiles_all_the_same() -> None:
+    """In a process of its own, in which Inductor was not imported yet."""
+    script = textwrap.dedent(
+        """
+        import warnings
+
+        from tests.hot import hot
+        from tests.models import Net, fit, seeded
+
+        callback = hot(backend="inductor", compile_optimizer=True, store=None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", category=DeprecationWarning, module="torch")
+            fit(seeded(Net), [callback])
+        assert all(region.proven for region in callback.report.regions), callback.report
+        """
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

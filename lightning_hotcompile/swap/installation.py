@@ -25,6 +25,7 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.silent_imports import import_in_silence
 from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.witness import Witness
 
@@ -141,6 +142,7 @@ class Installation:
     def put(self) -> None:
         """Change the model: the next step on the lane that compiles does so at each region's first call."""
         self.in_place = True
+        import_in_silence()
         for setting in self._torch_settings:
             setting.__enter__()
         self.timer.start()

@@ -20,6 +20,7 @@ from lightning_hotcompile.swap.graph import first_line
 from lightning_hotcompile.swap.inductor_paths import use_headers
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_found, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
+from lightning_hotcompile.swap.silent_imports import import_in_silence
 
 _COMPILE: dict[str, Callable[[bytes], None]] = {"graph": compile_packed, "optimizer": compile_optimizer}
 
@@ -60,6 +61,7 @@ def main(folder: Path) -> None:
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
+    import_in_silence()
     with contextlib.ExitStack() as settings:
         for each in compiler_ways():
             settings.enter_context(each)
