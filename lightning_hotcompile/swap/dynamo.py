@@ -103,8 +103,8 @@ def compiling_allowed(
     """
     dynamo_utils.graph_break_dup_warning_checker.reset()  # other trainings may have told of the same places
     told = FailuresTold(on_failure)
-    names = ("convert_frame", "variables.tensor", "exc")
-    loggers = [logging.getLogger(f"torch._dynamo.{name}") for name in names]
+    names = ("_dynamo.convert_frame", "_dynamo.variables.tensor", "_dynamo.exc", "_guards")
+    loggers = [logging.getLogger(f"torch.{name}") for name in names]
     for logger in loggers:
         logger.addFilter(told)
     try:

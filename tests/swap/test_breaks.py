@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,47 @@ def test_a_receipt_tells_where_and_why() -> None:
         assert_same(plain, model)
 
 
+class Kept(logging.Handler):
+    """What would be printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+class Plain:
+    """Can be gone through, and has no length: Dynamo fails to make a guard on that."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield 2.0
+
+
+class GoesThrough(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = Plain()
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) * next(f for f in list(self.factors))
+
+
+def test_a_guard_that_cannot_be_made_is_no_page_of_text() -> None:
+    plain, model = seeded(GoesThrough), seeded(GoesThrough)
+    callback, printed = hot(scope="step", on_error="eager"), Kept()
+    logger = logging.getLogger("torch._guards")
+    logger.addHandler(printed)
+    try:
+        fit(plain)
+        fit(model, [callback])
+    finally:
+        logger.removeHandler(printed)
+    assert_same(plain, model)
+    assert not printed.messages
+
+
 def test_the_reason_of_no_graph_is_the_break_that_has_cost_it() -> None:
     plain, model = seeded(PrintsInALoop), seeded(PrintsInALoop)
     callback = hot(scope="step", compile_optimizer=False, on_error="eager")
@@ -199,13 +240,7 @@ def test_a_place_is_told_without_a_working_folder(tmp_path: Path, monkeypatch: p
 
 
 def test_who_asked_torch_for_its_log_still_gets_it() -> None:
-    seen: list[str] = []
-
-    class Keeps(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            seen.append(record.getMessage())
-
-    logger, handler = logging.getLogger(LOGGER), Keeps()
+    logger, handler = logging.getLogger(LOGGER), Kept()
     parent, level = logging.getLogger("torch._dynamo"), logger.level
     logger.setLevel(logging.DEBUG)
     parent.addHandler(handler)
@@ -216,4 +251,4 @@ def test_who_asked_torch_for_its_log_still_gets_it() -> None:
         parent.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
-    assert any("Graph break in user code" in text for text in seen)
+    assert any("Graph break in user code" in text for text in handler.messages)
