@@ -8,6 +8,7 @@ since, through keyword arguments in the order that they had while it was traced,
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import sys
@@ -34,6 +35,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariab
 )
 from torch._dynamo.variables.misc import ObjectVariable
 from torch._dynamo.variables.torch import BaseTorchVariable
+from torch._dynamo.variables.user_defined import FrozenDataClassVariable
 from torch.nn import Parameter
 
 from lightning_hotcompile.swap.overrides import Override
@@ -62,11 +64,31 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
         break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
     """
 
+    def guard_key(variable: Any, key: Any) -> None:
+        """Which object it was that a dict or set does not have; of functions Dynamo guards the code alone."""
+        key = key.realize() if isinstance(key, LazyVariableTracker) else key
+        if isinstance(key, BaseListVariable):
+            for item in key.items:
+                guard_key(variable, item)
+        elif _is_method(key):  # each read of one makes another
+            names = ("__self__", "__func__") if key.source else ()
+            for part in names:
+                install_guard(AttrSource(key.source, part).make_guard(GuardBuilder.ID_MATCH))
+        elif _has_own_hash(key) and not _is_guarded_by_value(key):
+            break_the_graph(
+                gb_type="lookup of an object that is compared by its value",
+                context=f"{key}",
+                explanation="Dynamo looks for the same object.",
+                hints=[],
+            )
+        elif key.source and (isinstance(key, UserFunctionVariable) or _is_forgotten(variable, key)):
+            install_guard(key.source.make_guard(GuardBuilder.ID_MATCH))
+
     def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if name in _REMOVE and variable.source is not None:
             variable.install_dict_keys_match_guard()  # which is taken to be there for what comes after it
         if name in _LOOKS_UP and args and args[0]:
-            _guard_key(variable, args[0][0])
+            guard_key(variable, args[0][0])
         return prior(variable, tx, name, *args, **kwargs)
 
     def keys_match(prior: Any, variable: Any) -> Any:
@@ -78,12 +100,12 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
     def absent_key(prior: Any, variable: Any, tx: Any, key: Any) -> Any:
         if variable.source is not None and key not in variable:
             variable.install_dict_contains_guard(tx, [key])
-        _guard_key(variable, key)
+        guard_key(variable, key)
         return prior(variable, tx, key)
 
     def looked_up(prior: Any, variable: Any, tx: Any, keys: Any) -> Any:
         prior(variable, tx, keys)
-        _guard_key(variable, keys[0])
+        guard_key(variable, keys[0])
 
     def absent_attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
         try:
@@ -158,12 +180,19 @@ def _names_of_compared(left: Any, right: Any) -> list[Any]:
     return [left.source, right.source] if same_kind else []
 
 
-def _guard_key(variable: Any, key: Any) -> None:
-    """Which object it was that a dict or set does not have; of functions Dynamo guards the code alone."""
-    key = key.realize() if isinstance(key, LazyVariableTracker) else key
-    is_forgotten = isinstance(key, UserFunctionVariable) or key not in variable
-    if key.source and is_forgotten and (isinstance(key, _KEYS) or _is_parameter(key)):
-        install_guard(key.source.make_guard(GuardBuilder.ID_MATCH))
+def _is_forgotten(variable: Any, key: Any) -> bool:
+    is_one = isinstance(key, _KEYS) or _is_parameter(key)
+    return is_one and not _has_own_hash(key) and key not in variable
+
+
+def _has_own_hash(variable: Any) -> bool:
+    """Whether an object is looked up by its value; one that is equal may be another one each time."""
+    hashes: Any = getattr(type(_value_of(variable)), "__hash__", None)
+    return isinstance(variable, UserDefinedObjectVariable) and hashes is not object.__hash__
+
+
+def _is_guarded_by_value(variable: Any) -> bool:
+    return isinstance(variable, FrozenDataClassVariable) or isinstance(variable.value, (tuple, enum.Enum))
 
 
 def _is_parameter(variable: Any) -> bool:

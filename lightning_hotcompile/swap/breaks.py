@@ -69,16 +69,16 @@ def graph_breaks_told(to: Callable[[GraphBreak], None]) -> Iterator[None]:
     To who has asked torch for this log (``TORCH_LOGS=graph_breaks``) it goes as before.
     """
     logger, listener = logging.getLogger(LOGGER), _Listener(to)
-    level, propagate = logger.level, logger.propagate
+    propagate, is_asked_for = logger.propagate, logger.isEnabledFor(logging.DEBUG)
+    before = logger.isEnabledFor
     logger.addHandler(listener)
-    if not logger.isEnabledFor(logging.DEBUG):
-        logger.setLevel(logging.DEBUG)
-        logger.propagate = False
+    logger.isEnabledFor = lambda level: True  # type: ignore[method-assign]  # also after logging.disable
+    logger.propagate = propagate and is_asked_for
     try:
         yield
     finally:
         logger.removeHandler(listener)
-        logger.setLevel(level)
+        logger.isEnabledFor = before  # type: ignore[method-assign]
         logger.propagate = propagate
 
 

@@ -39,6 +39,7 @@ from lightning_hotcompile.swap.failures_told import FailuresTold
 from lightning_hotcompile.swap.inference import entered_by_python
 from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.numpy_calls import numpy_by_numpy
+from lightning_hotcompile.swap.numpy_numbers import comparisons_are_calls
 from lightning_hotcompile.swap.overrides import Overrides
 from lightning_hotcompile.swap.own_gradients import refused
 from lightning_hotcompile.swap.python_state import left_to_python
@@ -118,6 +119,7 @@ def compiling_allowed(
             KeepsBuffers(),
             _KeepsCaches(),
             _LooksAtHooksOnce(),
+            comparisons_are_calls(),
             Overrides([each for left in (*_LEFT, guarded_too) for each in left(_break_the_graph)]),
         ):
             yield

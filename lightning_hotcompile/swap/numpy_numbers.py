@@ -6,13 +6,26 @@ and is no ``np.integer``.
 
 from __future__ import annotations
 
+import functools
 import operator
+import types
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from torch._dynamo.bytecode_transformation import create_instruction
-from torch._dynamo.variables import BaseListVariable, BuiltinVariable, ConstantVariable
+from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
+from torch._dynamo.variables import (
+    BaseListVariable,
+    BuiltinVariable,
+    ConstantVariable,
+    LazyVariableTracker,
+)
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable, TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from lightning_hotcompile.swap.overrides import Override
 
@@ -30,6 +43,8 @@ _PYTHONS = frozenset(
 """What is computed of numbers and has no other effect."""
 
 _LEFT_TO_PYTHON = frozenset([getattr, divmod])
+_OF_ARRAYS = (_PYTHONS | {isinstance, type}) - {operator.is_, operator.is_not}
+_MAKE_TENSORS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
 class NumpyNumber(ConstantVariable):
@@ -68,21 +83,84 @@ def computed_as_numpy_does(break_the_graph: Callable[..., Any]) -> list[Override
         break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
     """
 
+    def of_tracing(*_: Any, **__: Any) -> Any:
+        return InstructionTranslator.current_tx()
+
+    def left(what: str, variable: Any, args: Sequence[Any]) -> Any:
+        return break_the_graph(
+            gb_type=what,
+            context=f"{variable} {args}",
+            explanation="A graph has Python's numbers and tensors, with other types and other dtypes.",
+            hints=[],
+        )
+
     def call(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if variable.fn in _OF_ARRAYS and _is_otherwise_of_arrays(args):
+            return left("computation with a number of numpy's", variable, args)
         if not any(isinstance(each, NumpyNumber) for each in args):
             return prior(variable, tx, args, kwargs)
-        if variable.fn in _PYTHONS and not kwargs and (found := outcome(variable.fn, args)) is not None:
+        if variable.fn in _PYTHONS and (found := outcome(variable.fn, args, kwargs)) is not None:
             return found
         if variable.fn in _LEFT_TO_PYTHON:
-            return break_the_graph(
-                gb_type="attribute of a number of numpy's",
-                context=f"{variable} {args}",
-                explanation="A graph has no numbers of numpy's.",
-                hints=[],
-            )
+            return left("attribute of a number of numpy's", variable, args)
+        if any(isinstance(each, SymNodeVariable) for each in args):
+            return left("number of numpy's and one that changes", variable, args)
         return prior(variable, tx, args, kwargs)
 
-    return [Override(BuiltinVariable, "call_function", call)]
+    def array(prior: Any, variable: Any, proxy: Any, **kwargs: Any) -> Any:
+        """Of an array with dimensions numpy gives a number where Dynamo has an array of none."""
+        example = proxy.node.meta.get("example_value")
+        if proxy.node.op != "placeholder" and getattr(example, "ndim", None) == 0:
+            return left("number out of an array of numpy's", proxy, [])
+        return prior(variable, proxy, **kwargs)
+
+    def make(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if any(variable.value is each for each in _MAKE_TENSORS) and any(map(_holds_one, args)):
+            return left("tensor of numbers of numpy's", variable, args)
+        return prior(variable, tx, args, kwargs)
+
+    return [
+        Override(BuiltinVariable, "call_function", call),
+        Override(NumpyNdarrayVariable, "__init__", array, translator=of_tracing),
+        Override(TorchInGraphFunctionVariable, "call_function", make),
+    ]
+
+
+def comparisons_are_calls() -> AbstractContextManager[object]:
+    """Comparisons go the way of other calls: Dynamo's table of them is older than what is overridden."""
+    late = {
+        symbol: functools.partial(_call, method.__self__)
+        for symbol, method in compare_op_handlers.items()
+        if isinstance(method, types.MethodType)
+    }
+    return patch.dict(compare_op_handlers, late)
+
+
+def _call(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    return variable.call_function(tx, args, kwargs)
+
+
+def _holds_one(variable: Any) -> bool:
+    if isinstance(variable, BaseListVariable):
+        return any(map(_holds_one, variable.items))
+    return isinstance(variable, NumpyNumber)
+
+
+def _is_otherwise_of_arrays(args: Sequence[Any]) -> bool:
+    """Whether a number of numpy's that was there before is there, and the result is not that of a number.
+
+    It is with tensors of floats that have a dimension: their dtype is the result's, whatever the array's is.
+    """
+    args = [each.realize() if isinstance(each, LazyVariableTracker) else each for each in args]
+    arrays = [each for each in args if isinstance(each, NumpyNdarrayVariable) and each.ndim == 0]
+    return bool(arrays) and not any(map(_is_of_floats, args))
+
+
+def _is_of_floats(variable: Any) -> bool:
+    is_tensor = isinstance(variable, TensorVariable) and not isinstance(variable, NumpyNdarrayVariable)
+    return (
+        is_tensor and bool(variable.ndim) and variable.dtype is not None and variable.dtype.is_floating_point
+    )
 
 
 def outcome(function: Any, args: Sequence[Any], kwargs: Any = None) -> ConstantVariable | None:

@@ -239,6 +239,14 @@ def test_a_place_is_told_without_a_working_folder(tmp_path: Path, monkeypatch: p
     assert found.place == f"{tmp_path}/a.py:3 in forward"
 
 
+def test_they_are_told_where_all_logs_are_switched_off() -> None:
+    logging.disable(logging.CRITICAL)
+    try:
+        assert len(breaks_of(prints)) == 1
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def test_who_asked_torch_for_its_log_still_gets_it() -> None:
     logger, handler = logging.getLogger(LOGGER), Kept()
     parent, level = logging.getLogger("torch._dynamo"), logger.level

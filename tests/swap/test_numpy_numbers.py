@@ -57,6 +57,9 @@ ANSWERS: list[Callable[[int], Any]] = [
     lambda n: "even" if not np.int64(n - 3) else "odd",
     lambda n: "large" if np.log2(n) > 1 and np.bool_(n) else "small",
     lambda n: list(range(np.int64(n))),
+    lambda n: np.float32(0.1) == 0.1,
+    lambda n: np.float32(0.1) < 0.1 < np.float64(n),
+    lambda n: round(np.float32(0.123) * n, ndigits=1),
     lambda n: Space().contains(n),
 ]
 
@@ -109,4 +112,119 @@ def test_with_tensors_it_is_a_number_of_the_graph(use: Callable[[Tensor, int], T
     want = use(x, 3)
     torch.testing.assert_close(got, want)
     assert got.dtype == want.dtype
+    assert len(graphs) == 1
+
+
+class Kept:
+    """What a module keeps from step to step."""
+
+    def __init__(self) -> None:
+        self.tau: Any = 1.0
+        self.seen = 0
+        self.weights = np.array([0.1, 0.2])
+        self.labels = np.array([1, 0, 1])
+        self.rate = np.float32(0.1)
+
+
+def anneals(h: Kept, x: Tensor) -> Tensor:
+    tau = h.tau
+    h.tau *= np.exp(-0.5)
+    return x / tau
+
+
+def anneals_to_a_bound(h: Kept, x: Tensor) -> Tensor:
+    loss = h.tau * x.square().mean()
+    h.tau = max(h.tau * np.exp(-0.5), 0.5)
+    return loss
+
+
+def follows_a_cosine(h: Kept, x: Tensor) -> Tensor:
+    h.seen += 1
+    h.tau = 0.5 * (1 + np.cos(np.pi * h.seen / 100))
+    return h.tau * x.square().mean()
+
+
+def is_set_or_not(h: Kept, x: Tensor) -> Tensor:
+    if h.tau is not None:
+        x = x * h.tau
+    h.tau = np.float64(0.5)
+    return x
+
+
+def makes_a_tensor(h: Kept, x: Tensor) -> Tensor:
+    return x * torch.tensor([np.sqrt(2.0)]) + torch.as_tensor(np.int32(h.seen))
+
+
+def weighs(h: Kept, x: Tensor) -> Tensor:
+    return x.square().mean() * h.weights[0]
+
+
+def counts_labels(h: Kept, x: Tensor) -> Tensor:
+    return x * len(dict.fromkeys(np.unique(h.labels), 1))
+
+
+def looks_a_label_up(h: Kept, x: Tensor) -> Tensor:
+    return x * {1: 5.0}.get(h.labels[0], 7.0)
+
+
+def asks_what_it_is(h: Kept, x: Tensor) -> Tensor:
+    factor = 2 if isinstance(h.weights[0], float) else 3
+    return x * factor * (5 if isinstance(h.rate, np.floating) else 7)
+
+
+def decays(h: Kept, x: Tensor) -> Tensor:
+    h.seen += 1
+    h.tau = np.float32(0.99) ** h.seen
+    return x * h.tau
+
+
+def scales_by_a_product(h: Kept, x: Tensor) -> Tensor:
+    h.tau = h.weights @ h.weights
+    return x / h.tau
+
+
+KEEPING = [
+    anneals,
+    anneals_to_a_bound,
+    follows_a_cosine,
+    is_set_or_not,
+    makes_a_tensor,
+    weighs,
+    counts_labels,
+    looks_a_label_up,
+    asks_what_it_is,
+    decays,
+    scales_by_a_product,
+]
+
+
+@pytest.mark.parametrize("step", KEEPING)
+def test_a_module_that_keeps_one_goes_on_as_without(step: Callable[[Kept, Tensor], Tensor]) -> None:
+    compiled = CompiledFunction(step, lambda graph, _: graph.forward, dynamic=None, fullgraph=False)
+    ours, theirs, x = Kept(), Kept(), torch.ones(2)
+    for n in range(8):
+        if n < 4:
+            with compiling_allowed(suppress_errors=True):
+                got = compiled.compile(ours, x)
+        else:  # some of it eagerly, as when compiled code is taken back
+            got = compiled.reuse(ours, x) if n % 2 else step(ours, x)
+        want = step(theirs, x)
+        torch.testing.assert_close(got, want)
+        assert got.dtype == want.dtype
+        assert (type(ours.tau), repr(ours.tau)) == (type(theirs.tau), repr(theirs.tau))
+
+
+def test_a_scale_of_numpys_is_part_of_the_graph() -> None:
+    graphs: list[Any] = []
+    kept, x = Kept(), torch.ones(2)
+    kept.tau = 1 / np.sqrt(np.float64(16))
+    compiled = CompiledFunction(
+        lambda h, x: (x * h.tau, x.bfloat16() / h.tau) if h.tau is not None else x,
+        lambda graph, _: graphs.append(graph) or graph.forward,
+        dynamic=None,
+        fullgraph=True,
+    )
+    with compiling_allowed(suppress_errors=False):
+        got = compiled.compile(kept, x)
+    assert [each.dtype for each in got] == [torch.float32, torch.bfloat16]
     assert len(graphs) == 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -372,6 +374,63 @@ def test_it_goes_on_in_compiled_code_as_it_does_without(function: Callable[[Hold
         TORCH >= (2, 13) or function is not those_that_are_left
     ):  # before, this one was traced in Python's order
         assert bool(runs) is (function not in WITHOUT_GRAPH)
+
+
+class Named(NamedTuple):
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    name: str
+
+
+class Text(str):
+    """A subclass of what Dynamo takes for a constant."""
+
+
+class KeyedByMethod:
+    def __init__(self) -> None:
+        self.by_method: dict[Any, float] = {}
+
+    def helper(self) -> None: ...
+
+
+def by_its_method(h: KeyedByMethod, x: Tensor) -> Tensor:
+    return x.sin() * h.by_method.get(h.helper, 2.0)
+
+
+def test_a_method_as_a_key_is_one_graph() -> None:
+    """Each read of a method makes another."""
+    graphs: list[Any] = []
+    compiled = CompiledFunction(
+        by_its_method, lambda graph, _: graphs.append(graph) or graph.forward, dynamic=None, fullgraph=True
+    )
+    holder, x = KeyedByMethod(), torch.ones(2)
+    with compiling_allowed(suppress_errors=False):
+        for _ in range(3):
+            torch.testing.assert_close(compiled.compile(holder, x), x.sin() * 2)
+    assert len(graphs) == 1
+
+
+def by_an_equal_key(table: dict[Any, float], key: Any, x: Tensor) -> Tensor:
+    return x.sin() * table.get(key, 2.0)
+
+
+@pytest.mark.parametrize(("kind", "most"), [(Named, 2), (Frozen, 2), (Text, 4), (PurePath, 4)])
+def test_an_equal_key_is_found_and_no_reason_to_compile(kind: Callable[[str], Any], most: int) -> None:
+    """Of what Dynamo's guards do not see the value of, a graph ends before the look-up."""
+    graphs: list[Any] = []
+    compiled = CompiledFunction(
+        by_an_equal_key, lambda graph, _: graphs.append(graph) or graph.forward, dynamic=None, fullgraph=False
+    )
+    table, x = {kind("a"): 3.0}, torch.ones(2)
+    with compiling_allowed(suppress_errors=True):
+        for name in "aabbaabb":  # another one that is equal, each time
+            torch.testing.assert_close(
+                compiled.compile(table, kind(name), x), by_an_equal_key(table, kind(name), x)
+            )
+    assert len(graphs) <= most
 
 
 class OneOfTwo:
