@@ -34,6 +34,7 @@ from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariab
     builtin,
 )
 from torch._dynamo.variables.misc import ObjectVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 from torch._dynamo.variables.torch import BaseTorchVariable
 from torch._dynamo.variables.user_defined import FrozenDataClassVariable
 from torch.nn import Parameter
@@ -74,11 +75,11 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
             names = ("__self__", "__func__") if key.source else ()
             for part in names:
                 install_guard(AttrSource(key.source, part).make_guard(GuardBuilder.ID_MATCH))
-        elif _has_own_hash(key) and not _is_guarded_by_value(key):
+        elif isinstance(key, NumpyNdarrayVariable) or (_has_own_hash(key) and not _is_guarded_by_value(key)):
             break_the_graph(
                 gb_type="lookup of an object that is compared by its value",
                 context=f"{key}",
-                explanation="Dynamo looks for the same object.",
+                explanation="Dynamo looks for the same object, and has an array for a number of numpy's.",
                 hints=[],
             )
         elif key.source and (isinstance(key, UserFunctionVariable) or _is_forgotten(variable, key)):
