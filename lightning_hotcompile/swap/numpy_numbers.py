@@ -24,6 +24,7 @@ from torch._dynamo.variables import (
     ConstantVariable,
     LazyVariableTracker,
 )
+from torch._dynamo.variables.lazy import LazyConstantVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
@@ -151,9 +152,15 @@ def _is_otherwise_of_arrays(args: Sequence[Any]) -> bool:
 
     It is with tensors of floats that have a dimension: their dtype is the result's, whatever the array's is.
     """
-    args = [each.realize() if isinstance(each, LazyVariableTracker) else each for each in args]
-    arrays = [each for each in args if isinstance(each, NumpyNdarrayVariable) and each.ndim == 0]
-    return bool(arrays) and not any(map(_is_of_floats, args))
+    known = list(map(_looked_at, args))
+    arrays = [each for each in known if isinstance(each, NumpyNdarrayVariable) and each.ndim == 0]
+    return bool(arrays) and not any(map(_is_of_floats, known))
+
+
+def _looked_at(variable: Any) -> Any:
+    """Of a number or text that is there as an input Dynamo guards the type alone, as long as that will do."""
+    is_waiting = isinstance(variable, LazyVariableTracker) and not isinstance(variable, LazyConstantVariable)
+    return variable.realize() if is_waiting else variable
 
 
 def _is_of_floats(variable: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.dynamo import TORCH, compiling_allowed
 
 
 class Space:
@@ -212,6 +212,21 @@ def test_a_module_that_keeps_one_goes_on_as_without(step: Callable[[Kept, Tensor
         torch.testing.assert_close(got, want)
         assert got.dtype == want.dtype
         assert (type(ours.tau), repr(ours.tau)) == (type(theirs.tau), repr(theirs.tau))
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="to Dynamo each text that comes in is a constant")
+def test_what_is_pythons_is_no_constant_for_being_looked_at() -> None:
+    graphs: list[Any] = []
+    compiled = CompiledFunction(
+        lambda x, text: x * (2 if isinstance(text, str) else 3),
+        lambda graph, _: graphs.append(graph) or graph.forward,
+        dynamic=None,
+        fullgraph=True,
+    )
+    with compiling_allowed(suppress_errors=False):
+        for text in "abcde":
+            assert compiled.compile(torch.ones(2), text).sum() == 4
+    assert len(graphs) == 1
 
 
 def test_a_scale_of_numpys_is_part_of_the_graph() -> None:
