@@ -101,7 +101,8 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
     def absent_key(prior: Any, variable: Any, tx: Any, key: Any) -> Any:
         if variable.source is not None and key not in variable:
             variable.install_dict_contains_guard(tx, [key])
-        guard_key(variable, key)
+        else:
+            guard_key(variable, key)
         return prior(variable, tx, key)
 
     def looked_up(prior: Any, variable: Any, tx: Any, keys: Any) -> Any:

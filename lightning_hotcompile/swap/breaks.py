@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -69,17 +70,16 @@ def graph_breaks_told(to: Callable[[GraphBreak], None]) -> Iterator[None]:
     To who has asked torch for this log (``TORCH_LOGS=graph_breaks``) it goes as before.
     """
     logger, listener = logging.getLogger(LOGGER), _Listener(to)
-    propagate, is_asked_for = logger.propagate, logger.isEnabledFor(logging.DEBUG)
-    before = logger.isEnabledFor
+    goes_on = logger.propagate and logger.isEnabledFor(logging.DEBUG)
     logger.addHandler(listener)
-    logger.isEnabledFor = lambda level: True  # type: ignore[method-assign]  # also after logging.disable
-    logger.propagate = propagate and is_asked_for
     try:
-        yield
+        with (
+            patch.object(logger, "isEnabledFor", lambda level: True),  # also after logging.disable
+            patch.object(logger, "propagate", goes_on),
+        ):
+            yield
     finally:
         logger.removeHandler(listener)
-        logger.isEnabledFor = before  # type: ignore[method-assign]
-        logger.propagate = propagate
 
 
 class _Listener(logging.Handler):
