@@ -15,8 +15,8 @@ from lightning_hotcompile.capture.verdict import AwaitVerdict
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.preflight import plan_for, why_idle
-from lightning_hotcompile.stages import TRAIN, remaining_batches
+from lightning_hotcompile.run.preflight import plan_for, why_idle
+from lightning_hotcompile.run.stages import TRAIN, remaining_batches
 from lightning_hotcompile.switch import switch
 
 

@@ -11,7 +11,11 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.evaluation_hooks import EvaluationHooks
-from lightning_hotcompile.preflight import (
+from lightning_hotcompile.receipt.event_kinds import Declined
+from lightning_hotcompile.receipt.events import EventLog
+from lightning_hotcompile.receipt.metrics import LoggerMetrics, PhaseInProgressBar
+from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.run.preflight import (
     Settled,
     agree_on,
     plan_for,
@@ -19,17 +23,13 @@ from lightning_hotcompile.preflight import (
     why_not_this_one,
     why_not_this_stage,
 )
-from lightning_hotcompile.receipt.event_kinds import Declined
-from lightning_hotcompile.receipt.events import EventLog
-from lightning_hotcompile.receipt.metrics import LoggerMetrics, PhaseInProgressBar
-from lightning_hotcompile.receipt.report import Report
-from lightning_hotcompile.reporting import empty_report
-from lightning_hotcompile.session import Session
-from lightning_hotcompile.stage_run import StageRun
-from lightning_hotcompile.stages import TRAIN
-from lightning_hotcompile.store_in_use import StoreInUse
-from lightning_hotcompile.trainer_facts import device_type
-from lightning_hotcompile.verdicts import CHECKPOINT_KEY, circumstances, to_keep, why_not_again
+from lightning_hotcompile.run.reporting import empty_report
+from lightning_hotcompile.run.session import Session
+from lightning_hotcompile.run.stage_run import StageRun
+from lightning_hotcompile.run.stages import TRAIN
+from lightning_hotcompile.run.store_in_use import StoreInUse
+from lightning_hotcompile.run.trainer_facts import device_type
+from lightning_hotcompile.run.verdicts import CHECKPOINT_KEY, circumstances, to_keep, why_not_again
 
 
 class HotCompile(EvaluationHooks):

@@ -7,8 +7,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.either_lightning import Callback
-from lightning_hotcompile.session import Session
-from lightning_hotcompile.stage_run import StageRun
+from lightning_hotcompile.run.session import Session
+from lightning_hotcompile.run.stage_run import StageRun
 
 
 class EvaluationHooks(Callback):

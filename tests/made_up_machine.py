@@ -10,8 +10,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_hotcompile import HotCompile, stage_run
-from lightning_hotcompile.session import Session
+from lightning_hotcompile import HotCompile
+from lightning_hotcompile.run import stage_run
+from lightning_hotcompile.run.session import Session
 from tests.models import Net, loader, make_trainer, seeded
 
 STEP_S = 20.0

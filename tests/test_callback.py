@@ -547,7 +547,7 @@ class TestLifecycle:
         class Saves(pl.Callback):
             def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("lightning_hotcompile.stage_run.build_report", no_report)
+                    patch.setattr("lightning_hotcompile.run.stage_run.build_report", no_report)
                     trainer.save_checkpoint(tmp_path / "last.ckpt")
 
         def no_report(*_: Any) -> None:

@@ -22,7 +22,7 @@ from lightning_hotcompile.cli.main import app
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
 from lightning_hotcompile.receipt.report import RegionProof
-from lightning_hotcompile.reporting import empty_report, scalars
+from lightning_hotcompile.run.reporting import empty_report, scalars
 from tests.models import Net, loader
 from tests.test_readme import README, ROW, documented_options
 

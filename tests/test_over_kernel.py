@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from lightning_hotcompile import HotCompile, plan_compile
-from lightning_hotcompile.fused_memory import FusedMemory
-from lightning_hotcompile.fused_watch import FusedWatch
 from lightning_hotcompile.plan.optimizers import why_not_compiled, why_not_fused
-from lightning_hotcompile.swap.fused_step import FusedStep, Stage
-from lightning_hotcompile.swap.optimizer_step import ReplacedStep, bare_step
+from lightning_hotcompile.run.fused_memory import FusedMemory
+from lightning_hotcompile.run.fused_watch import FusedWatch
+from lightning_hotcompile.swap.optimizers.fused_step import FusedStep, Stage
+from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, bare_step
 from tests.hot import assert_same
 from tests.made_up_machine import STEP_S, Machine
 from tests.models import Net, fit, seeded
@@ -35,7 +35,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., HotC
 
         return FusedStep(optimizer, told, **options)
 
-    monkeypatch.setattr("lightning_hotcompile.fused_watch.FusedStep", step)
+    monkeypatch.setattr("lightning_hotcompile.run.fused_watch.FusedStep", step)
 
     def run(machine: Machine, steps: int = LONG, **options: Any) -> HotCompile:
         usual = {"store": str(tmp_path / "store"), "fused_optimizer": True}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hotcompile import HotCompile
-from lightning_hotcompile.trainer_facts import accumulation
+from lightning_hotcompile.run.trainer_facts import accumulation
 from tests.cli.command import in_a_process
 from tests.hot import assert_same, hot
 from tests.models import Block

@@ -17,7 +17,7 @@ import lightning_hotcompile
 from lightning_hotcompile import HotCompile, HotCompileConfig, StepDetector
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
 from lightning_hotcompile.receipt.report import RegionProof
-from lightning_hotcompile.reporting import empty_report, scalars
+from lightning_hotcompile.run.reporting import empty_report, scalars
 from tests.models import Net, loader
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ from torch import nn
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.reporting import REPEATABLE
+from lightning_hotcompile.run.reporting import REPEATABLE
 from lightning_hotcompile.swap.gate import Lane
 from tests.hot import hot
 from tests.models import Net, fit, loader, seeded, weights

@@ -16,7 +16,20 @@ ROOT = Path(lightning_hotcompile.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MOST_LINES = 280
 
-ROOMS = ("base", "watch", "plan", "swap", "receipt", "view", "capture", "store", "machine", "callback", "cli")
+ROOMS = (
+    "base",
+    "watch",
+    "plan",
+    "swap",
+    "receipt",
+    "view",
+    "capture",
+    "store",
+    "machine",
+    "run",
+    "callback",
+    "cli",
+)
 """A module imports only from its own room or from rooms before it; ``bench`` measures all of them."""
 
 ROOM_OF_TOP_MODULE = {
@@ -34,35 +47,10 @@ ROOM_OF_TOP_MODULE = {
     "callback": "callback",
     "environment": "callback",
     "evaluation_hooks": "callback",
-    "nap": "callback",
-    "ahead": "callback",
-    "flip": "callback",
-    "fused_memory": "callback",
-    "fused_trials": "callback",
-    "fused_watch": "callback",
-    "heap_watch": "callback",
-    "judge": "callback",
-    "memory": "callback",
-    "own_error": "callback",
-    "store_in_use": "callback",
-    "preflight": "callback",
-    "weighing": "callback",
-    "reporting": "callback",
-    "moves": "callback",
-    "rounds": "callback",
-    "session": "callback",
-    "side_gains": "callback",
-    "stage_run": "callback",
-    "stages": "callback",
-    "step_watch": "callback",
     "trace": "cli",
-    "trainer_facts": "callback",
-    "verdicts": "callback",
-    "plan_key": "callback",
 }
 
 IMPORT_LIGHTNING = {
-    "ahead",
     "asked_for",
     "callback",
     "capture.callback",
@@ -71,18 +59,19 @@ IMPORT_LIGHTNING = {
     "either_lightning",
     "environment",
     "evaluation_hooks",
-    "flip",
-    "judge",
-    "preflight",
     "receipt.metrics",
-    "session",
-    "side_gains",
-    "stage_run",
-    "stages",
-    "step_watch",
+    "run.ahead",
+    "run.flip",
+    "run.judge",
+    "run.preflight",
+    "run.session",
+    "run.side_gains",
+    "run.stage_run",
+    "run.stages",
+    "run.step_watch",
+    "run.trainer_facts",
+    "run.weighing",
     "swap.steplog",
-    "trainer_facts",
-    "weighing",
 }
 
 PRIVATE_TORCH = {
@@ -93,63 +82,68 @@ PRIVATE_TORCH = {
         "torch._dynamo",
     },
     # The backends behind Dynamo.
-    "swap.compilers": None,
+    "swap.inductor.compilers": None,
     # Who packs the tensors that are saved for a backward.
-    "swap.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
+    "swap.graphs.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
     # Whether a backward pass is running.
     "swap.gate": {"_C", "_current_graph_task_id"},
     # What an operation of a graph is called.
-    "swap.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
+    "swap.optimizers.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.
-    "swap.inductor_paths": {
+    "swap.inductor.paths": {
         "torch._inductor",
         "_HEADER_DIR",
         "_HEADER_LOCK_DIR",
     },
     # How it finds out which vector instructions a compiler can do.
-    "swap.inductor_probes": {"torch._inductor"},
+    "swap.inductor.probes": {"torch._inductor"},
     # How its C++ compiler is got ready.
-    "swap.cpp_beside": {"torch._inductor"},
+    "swap.inductor.cpp_beside": {"torch._inductor"},
     # How it writes the loops of its C++ code.
-    "swap.loop_errors": {"torch._inductor", "_lines"},
+    "swap.inductor.loop_errors": {"torch._inductor", "_lines"},
     # What AOTAutograd takes for operations that draw random numbers.
-    "swap.draws": {"torch._functorch", "_ops"},
+    "swap.inductor.draws": {"torch._functorch", "_ops"},
     # Which loops of it threads share.
-    "swap.scatters": {"torch._inductor", "_cache"},
+    "swap.inductor.scatters": {"torch._inductor", "_cache"},
     # How it hands over the C++ code of a kernel.
-    "swap.vector_masks": {"torch._inductor"},
+    "swap.inductor.vector_masks": {"torch._inductor"},
     # Where its C++ compiler writes.
-    "swap.whole_files": {"torch._inductor"},
+    "swap.inductor.whole_files": {"torch._inductor"},
     # Which operations its C++ code can call.
-    "swap.cpp_wrapper": {"torch._inductor", "torch.utils._pytree"},
-    "swap.loops": {"torch._inductor"},
+    "swap.inductor.cpp_wrapper": {"torch._inductor", "torch.utils._pytree"},
+    "swap.inductor.loops": {"torch._inductor"},
     # Which memory layout its code has for convolutions.
-    "swap.conv_layout": {"torch._inductor"},
+    "swap.inductor.conv_layout": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
-    "swap.numpy_calls": {"torch._dynamo"},
-    "swap.numpy_numbers": {"torch._dynamo"},
+    "swap.tracing.numpy_calls": {"torch._dynamo"},
+    "swap.tracing.numpy_numbers": {"torch._dynamo"},
     # How it rewrites collectives.
-    "swap.collectives": {"torch._dynamo"},
+    "swap.tracing.collectives": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.
-    "swap.python_state": {"torch._dynamo"},
+    "swap.tracing.python_state": {"torch._dynamo"},
     # Which backward is under way, and whether it leaves the graph.
-    "swap.backward": {"_C", "_autograd", "_current_graph_task_id", "_get_current_graph_task_keep_graph"},
+    "swap.graphs.backward": {
+        "_C",
+        "_autograd",
+        "_current_graph_task_id",
+        "_get_current_graph_task_keep_graph",
+    },
     # What it guards.
-    "swap.added_guards": {"torch._dynamo"},
+    "swap.tracing.added_guards": {"torch._dynamo"},
     # How it takes gradients in a step.
-    "swap.own_gradients": {"torch._dynamo"},
+    "swap.tracing.own_gradients": {"torch._dynamo"},
     # How it enters inference mode.
-    "swap.inference": {"torch._dynamo"},
+    "swap.tracing.inference": {"torch._dynamo"},
     # The stance that the user has set.
-    "swap.stance": {"torch._dynamo", "_stance"},
+    "swap.tracing.stance": {"torch._dynamo", "_stance"},
     # Which operations it traces, and in which functions.
-    "swap.caught_errors": {"torch._dynamo"},
+    "swap.tracing.caught_errors": {"torch._dynamo"},
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.
     "swap.installer": {"_call_impl", "_compiled_call_impl"},
     "plan.regions": {"_compiled_call_impl"},
-    "trainer_facts": {"_compiled_call_impl", "_should_accumulate"},
+    "run.trainer_facts": {"_compiled_call_impl", "_should_accumulate"},
     # The dispatch mode that records the stream of operations, and which tensors are the same.
     "watch.opgraph": None,
     "watch.tensor_identity": None,
@@ -159,15 +153,15 @@ PRIVATE_TORCH = {
     "swap.prewarm.compile_state": {"torch._functorch", "torch._inductor"},
     # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
-    "swap.dynamic_dims": {"_dynamo"},
+    "swap.tracing.dynamic_dims": {"_dynamo"},
     # How Inductor knows what a loop reads that it writes anew.
-    "swap.kept_dependencies": {"torch._inductor"},
+    "swap.inductor.kept_dependencies": {"torch._inductor"},
     # How Inductor makes a dropout, and which modes a question to eager must not run under.
-    "swap.dropout_masks": {"torch._inductor", "torch._prims_common", "torch.utils._python_dispatch"},
+    "swap.inductor.dropout_masks": {"torch._inductor", "torch._prims_common", "torch.utils._python_dispatch"},
     # How Inductor makes an operation that it has no code of its own for.
-    "swap.draw_order": {"_ops", "torch._inductor"},
+    "swap.inductor.draw_order": {"_ops", "torch._inductor"},
     # What operations of a graph switch on, and what pops the levels of torch.func.
-    "swap.thread_state": {
+    "swap.graphs.thread_state": {
         "_C",
         "_autograd",
         "_func_decrement_nesting",
@@ -180,13 +174,13 @@ PRIVATE_TORCH = {
         "_vmap_decrement_nesting",
     },
     # Changes that autograd is not to count, and which tensors of a captured graph share memory.
-    "swap.uncounted": {"_cdata", "torch.autograd.grad_mode._unsafe_preserve_version_counter"},
+    "swap.graphs.uncounted": {"_cdata", "torch.autograd.grad_mode._unsafe_preserve_version_counter"},
     # When it begins and ends to trace a frame.
-    "swap.tracing_limit": {"torch._dynamo"},
+    "swap.tracing.tracing_limit": {"torch._dynamo"},
     # What a compiled backward leaves, in each thread.
-    "swap.kept_buffers": {"torch._functorch"},
+    "swap.graphs.kept_buffers": {"torch._functorch"},
     # What torch.optim and Lightning leave on a wrapped step, and who is told of it.
-    "swap.optimizer_step": {
+    "swap.optimizers.optimizer_step": {
         "_opt_called",
         "_wrapped_by_lr_sched",
         "_is_profiler_enabled",
@@ -196,9 +190,9 @@ PRIVATE_TORCH = {
         "_global_optimizer_post_hooks",
     },
     # One call for many tensors, as torch.optim makes them.
-    "swap.fused_check": {"_foreach_norm", "_foreach_sub"},
-    "swap.fused_kernels": {"_foreach_add_"},
-    "swap.optimizer_values": {"_foreach_add_"},
+    "swap.optimizers.fused_check": {"_foreach_norm", "_foreach_sub"},
+    "swap.optimizers.fused_kernels": {"_foreach_add_"},
+    "swap.optimizers.optimizer_values": {"_foreach_add_"},
     # What each training imports in its first step: done before trainings that are compared are forked.
     "bench.one_run": {"torch._dynamo"},
     "receipt.metrics": {"_batches_that_stepped"},

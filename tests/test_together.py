@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile import HotCompile, Report, session
+from lightning_hotcompile import HotCompile, Report
 from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.run import session
 from lightning_hotcompile.swap.ranks import Proposal, Ranks
 from lightning_hotcompile.together import Together
 from tests.hot import assert_same, hot

@@ -32,12 +32,14 @@ from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hotcompile.swap import compiled_function, compilers, dynamo, stance
+from lightning_hotcompile.swap import compiled_function, dynamo
 from lightning_hotcompile.swap.compiled_function import CodeNames, CompiledFunction, without_disable
-from lightning_hotcompile.swap.inductor_paths import use_headers
+from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
+from lightning_hotcompile.swap.inductor import compilers
+from lightning_hotcompile.swap.inductor.paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
-from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.parity.captured import copy_of
+from lightning_hotcompile.swap.tracing import stance
 from tests.functions import turned
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
@@ -942,7 +944,7 @@ class TestFunctionsWithACache:
 
 
 def test_compiled_code_does_not_look_at_the_stride_of_a_dimension_of_one_element() -> None:
-    # swap/gradients.py: an optimizer that was compiled for other such strides takes these too.
+    # swap/graphs/gradients.py: an optimizer that was compiled for other such strides takes these too.
     tensor = torch.empty_strided((3, 2, 1), (2, 1, 77))
     torch._C._dynamo.guards.assert_size_stride(tensor, (3, 2, 1), (2, 1, 1))
     with pytest.raises(AssertionError, match="stride"):

@@ -16,8 +16,8 @@ from lightning_hotcompile.bench.laps import LapClock
 from lightning_hotcompile.bench.measurement import ERROR, INVALID, OOM, ArmResult
 from lightning_hotcompile.bench.workloads.workload import Workload
 from lightning_hotcompile.swap.dynamo import CompileTimer, graph_break_count
-from lightning_hotcompile.swap.graph import Graph, first_line
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.graph import Graph, first_line
+from lightning_hotcompile.swap.graphs.witness import Witness
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.bench.workloads.workload import EAGER
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.receipt.report import Report
-from lightning_hotcompile.step_watch import recorded_step
+from lightning_hotcompile.run.step_watch import recorded_step
 from lightning_hotcompile.watch.detector import StepDetector
 from lightning_hotcompile.watch.signature import SignatureReader
 from lightning_hotcompile.watch.stats import summarize

@@ -27,7 +27,7 @@ from lightning_hotcompile.bench.workloads.workload import (
 )
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import CompiledFn, CompileTimer
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.witness import Witness
 
 _log = logging.getLogger(__name__)
 

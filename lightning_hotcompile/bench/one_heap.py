@@ -18,8 +18,8 @@ from lightning.pytorch import Callback
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.quiet import train
-from lightning_hotcompile.heap_watch import LEFT_OUT_AFTER_CHANGE
-from lightning_hotcompile.swap import heap
+from lightning_hotcompile.run.heap_watch import LEFT_OUT_AFTER_CHANGE
+from lightning_hotcompile.swap.process import heap
 
 FIRST_LEFT_OUT = 20
 """First steps of each half: caches fill, and memory is touched for the first time."""

@@ -12,12 +12,12 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_hotcompile import judge
 from lightning_hotcompile.bench.arms import fuse_optimizers
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.callback import HotCompile
+from lightning_hotcompile.run import judge
 from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
 
 _STEPS_PER_PAIR = 2

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning_hotcompile
+from lightning_hotcompile.run.trainer_facts import versions
 from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.store.profiles import utc_now
-from lightning_hotcompile.trainer_facts import versions
 
 
 def setting(threads: int = 0) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Lane
-from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.installation import Installation, Proof
 from lightning_hotcompile.swap.parity.captured import count_ops
 

@@ -12,7 +12,7 @@ from lightning_hotcompile.plan.compile_cost import expected_compile_s
 from lightning_hotcompile.plan.forecast import expected_speedup
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.receipt.wording import milliseconds, seconds
-from lightning_hotcompile.swap.breaks import GraphBreak
+from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from lightning_hotcompile.switch import SWITCH
 
 if TYPE_CHECKING:
     from lightning_hotcompile.capture.explanation import Explanation
-    from lightning_hotcompile.swap.breaks import GraphBreak
+    from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 
 _WIDTH = 100
 

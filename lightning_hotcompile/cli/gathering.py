@@ -207,7 +207,7 @@ def why_no_triton() -> str | None:
 def cache_facts() -> dict[str, Any]:
     """The part about the folder of the compiler's cache."""
     from lightning_hotcompile.store.folder import ENVIRONMENT, default_folder
-    from lightning_hotcompile.swap.inductor_paths import FOLDER, chosen_by_user
+    from lightning_hotcompile.swap.inductor.paths import FOLDER, chosen_by_user
 
     option = ENVIRONMENT
     try:

@@ -23,7 +23,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     SpeedUp,
 )
 from lightning_hotcompile.receipt.report import FusedOptimizer
-from lightning_hotcompile.swap.graph import Graph
+from lightning_hotcompile.swap.graphs.graph import Graph
 from lightning_hotcompile.watch.opgraph import OpGraph
 from lightning_hotcompile.watch.stats import Ratio
 

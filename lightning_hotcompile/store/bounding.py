@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_hotcompile.swap.inductor_paths import HEADERS
+from lightning_hotcompile.swap.inductor.paths import HEADERS
 
 GRACE_S = 3600.0
 """What was used within this time is never removed."""

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from lightning_hotcompile.swap import inductor_paths
-from lightning_hotcompile.swap.whole_files import UNFINISHED, WholeFiles, is_cut_short
+from lightning_hotcompile.swap.inductor import paths as inductor_paths
+from lightning_hotcompile.swap.inductor.whole_files import UNFINISHED, WholeFiles, is_cut_short
 
 LEAST_FREE_BYTES = 1 << 30
 _MOST_ARMING_S = 1.0  # of a training that waits

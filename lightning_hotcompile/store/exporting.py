@@ -15,7 +15,7 @@ from typing import IO
 
 from lightning_hotcompile.store.archive import MANIFEST, Content, Manifest, is_known_name, sha256_of
 from lightning_hotcompile.store.folder import open_regular
-from lightning_hotcompile.swap.whole_files import UNFINISHED
+from lightning_hotcompile.swap.inductor.whole_files import UNFINISHED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from lightning_hotcompile.store import checked
-from lightning_hotcompile.swap.cores import usable_cores
+from lightning_hotcompile.swap.process.cores import usable_cores
 
 _LINE = checked.line()
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import RunOnlyContext
 
-from lightning_hotcompile.swap import overrides
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.tracing import overrides
 
 _ISOLATION = "_isolate_recompiles_id"
 _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters and hasattr(

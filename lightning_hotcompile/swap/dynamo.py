@@ -31,18 +31,18 @@ from torch._dynamo.utils import counters, get_compilation_metrics, same
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import _StopRecomputationError
 
-from lightning_hotcompile.swap.added_guards import guarded_too
-from lightning_hotcompile.swap.breaks import GraphBreak, graph_breaks_told
-from lightning_hotcompile.swap.caught_errors import errors_stay_caught
-from lightning_hotcompile.swap.collectives import called_by_python
-from lightning_hotcompile.swap.failures_told import FailuresTold
-from lightning_hotcompile.swap.inference import entered_by_python
-from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
-from lightning_hotcompile.swap.numpy_calls import numpy_by_numpy
-from lightning_hotcompile.swap.numpy_numbers import comparisons_are_calls
-from lightning_hotcompile.swap.overrides import Overrides
-from lightning_hotcompile.swap.own_gradients import refused
-from lightning_hotcompile.swap.python_state import left_to_python
+from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
+from lightning_hotcompile.swap.tracing.added_guards import guarded_too
+from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_told
+from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
+from lightning_hotcompile.swap.tracing.collectives import called_by_python
+from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
+from lightning_hotcompile.swap.tracing.inference import entered_by_python
+from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
+from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
+from lightning_hotcompile.swap.tracing.overrides import Overrides
+from lightning_hotcompile.swap.tracing.own_gradients import refused
+from lightning_hotcompile.swap.tracing.python_state import left_to_python
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import torch
 
-from lightning_hotcompile.swap.breaks import GraphBreak
-from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.graph import first_line
+from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.swap.tracing.breaks import GraphBreak
+from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES
 
 
 class Lane(enum.Enum):

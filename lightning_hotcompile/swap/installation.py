@@ -14,20 +14,20 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.swap.breaks import GraphBreak
 from lightning_hotcompile.swap.compiled_function import CodeNames
-from lightning_hotcompile.swap.compiler_ways import compiler_ways
-from lightning_hotcompile.swap.cpp_beside import EarlyToolchain
-from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.dynamo import CompileTimer
 from lightning_hotcompile.swap.gate import Gate
+from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.inductor.compiler_ways import compiler_ways
+from lightning_hotcompile.swap.inductor.cpp_beside import EarlyToolchain
+from lightning_hotcompile.swap.inductor.draws import DrawsStaySeparate
+from lightning_hotcompile.swap.inductor.silent_imports import import_in_silence
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
-from lightning_hotcompile.swap.kept_buffers import KeepsBuffers
-from lightning_hotcompile.swap.optimizer import SwappedOptimizer
-from lightning_hotcompile.swap.silent_imports import import_in_silence
+from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.steplog import SwappedStep
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 
 OPTIMIZER = "optimizer"
 """The part of a plan that is its optimizers; the other part has the name of the scope."""

@@ -16,11 +16,11 @@ from lightning_hotcompile.plan.scopes import Region, resolve_function
 from lightning_hotcompile.plan.sharding import is_sharded
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError
-from lightning_hotcompile.swap.fit import Fit
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.graph import first_line
-from lightning_hotcompile.swap.tracing_limit import TracingLimit
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.fit import Fit
+from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
 
 def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.heap_suite import HeapSuite
 from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.errors import ConfigError
-from lightning_hotcompile.swap import heap
+from lightning_hotcompile.swap.process import heap
 
 GIVEN: dict[str, Any] = {"cases": ["cnn", "mlp"], "quick_cases": ["mlp"]}
 

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from lightning_hotcompile import judge
 from lightning_hotcompile.bench import one_scope, provenance
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.bench.scopes_suite import ScopesSuite
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.plan.prior import AROUND_S, Gain
+from lightning_hotcompile.run import judge
 
 SCOPES: dict[str, Mapping[str, Any]] = {"step": {"scope": "step"}, "module": {"scope": "module"}}
 CASES_USED = ["mlp", "cnn", "lstm", "gan", "unet", "wide"]

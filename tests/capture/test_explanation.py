@@ -8,7 +8,7 @@ from lightning_hotcompile.capture.explanation import Explanation, RegionSeen, ex
 from lightning_hotcompile.plan.compile_cost import expected_compile_s
 from lightning_hotcompile.plan.forecast import Expectation, expected_speedup, forecast
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.swap.breaks import GraphBreak
+from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 
 STEP = (
     Region(name="training_step", kind="step", members=("training_step",), class_name="Net"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_hotcompile import HotCompile
-from lightning_hotcompile.rounds import CLEARLY_BETTER
+from lightning_hotcompile.run.rounds import CLEARLY_BETTER
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
 

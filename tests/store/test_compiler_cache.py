@@ -18,7 +18,7 @@ import torch._inductor.codecache as codecache
 
 from lightning_hotcompile.store import compiler_cache
 from lightning_hotcompile.store.compiler_cache import running_since
-from lightning_hotcompile.swap import inductor_paths
+from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from tests.store.examples import MACHINE, NOW, store_in
 
 FOLDER, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"

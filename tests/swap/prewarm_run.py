@@ -18,8 +18,8 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
-from lightning_hotcompile.swap.optimizer_step import bare_step
+from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.optimizers.optimizer_step import bare_step
 from lightning_hotcompile.swap.prewarm.graphfile import pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
 from tests.models import Block

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_hotcompile.swap.backward import BackwardAsEager
+from lightning_hotcompile.swap.graphs.backward import BackwardAsEager
 from lightning_hotcompile.swap.parity.reach import uneven_reach
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded

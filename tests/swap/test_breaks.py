@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hotcompile.reporting import BREAKS_IN_FULL, notes_on_breaks
-from lightning_hotcompile.swap.breaks import LOGGER, GraphBreak, break_from, graph_breaks_told
+from lightning_hotcompile.run.reporting import BREAKS_IN_FULL, notes_on_breaks
+from lightning_hotcompile.swap.tracing.breaks import LOGGER, GraphBreak, break_from, graph_breaks_told
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 

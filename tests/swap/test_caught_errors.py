@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.caught_errors import Raised, passed_on
+from lightning_hotcompile.swap.tracing.caught_errors import Raised, passed_on
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 

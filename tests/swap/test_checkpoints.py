@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.parity.captured import copy_of, eager_forward
-from lightning_hotcompile.swap.witness import Witness
 from tests.hot import assert_same, hot
 from tests.models import Block, Net, loader, make_trainer, seeded
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed, graph_break_count
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.witness import Witness
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this build of torch has no gloo"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_hotcompile.swap.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_caches_are_asked_for_code_as_it_is_written_here(theirs: str, tags: list
 def test_older_caches_are_told_the_type_of_autocast(
     version: tuple[int, int], apart: bool, tags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_hotcompile.swap.compilers.TORCH", version)
+    monkeypatch.setattr("lightning_hotcompile.swap.inductor.compilers.TORCH", version)
     for dtype in (torch.bfloat16, torch.float16):
         torch._dynamo.reset()
         with torch.autocast("cpu", dtype):

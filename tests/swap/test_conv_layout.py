@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hotcompile.swap import conv_layout
-from lightning_hotcompile.swap.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor import conv_layout
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 from lightning_hotcompile.swap.prewarm import graphfile
 
 AS_IN_EAGER = {conv_layout.NAME: False}

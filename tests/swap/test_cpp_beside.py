@@ -17,17 +17,17 @@ import torch._inductor.config as inductor_config
 from torch import nn
 from torch._inductor.cpp_builder import CppBuilder
 
-from lightning_hotcompile.swap import cpp_beside
-from lightning_hotcompile.swap.cpp_beside import (
+from lightning_hotcompile.swap.dynamo import TORCH
+from lightning_hotcompile.swap.inductor import cpp_beside
+from lightning_hotcompile.swap.inductor.cpp_beside import (
     EarlyToolchain,
     beside,
     builds_beside,
     start_toolchain,
     why_not_early,
 )
-from lightning_hotcompile.swap.dynamo import TORCH
-from lightning_hotcompile.swap.inductor_probes import AsNeeded
-from lightning_hotcompile.swap.whole_files import WholeFiles
+from lightning_hotcompile.swap.inductor.probes import AsNeeded
+from lightning_hotcompile.swap.inductor.whole_files import WholeFiles
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import cpp_wrapper
-from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
-from lightning_hotcompile.swap.cpp_wrapper import or_else, why_not_asked, why_not_possible
 from lightning_hotcompile.swap.dynamo import TORCH, RestartCompile
+from lightning_hotcompile.swap.inductor import cpp_wrapper
+from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.inductor.cpp_wrapper import or_else, why_not_asked, why_not_possible
 from tests.generated import output_code
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.witness import Witness
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 

@@ -11,10 +11,10 @@ import torch.compiler.config
 from torch import Tensor, nn
 from torch._inductor import ir
 
-from lightning_hotcompile.swap.compilers import resolve_backend
-from lightning_hotcompile.swap.draw_order import DrawsInOrder
-from lightning_hotcompile.swap.dropout_masks import DropoutMasks
 from lightning_hotcompile.swap.dynamo import TORCH
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor.draw_order import DrawsInOrder
+from lightning_hotcompile.swap.inductor.dropout_masks import DropoutMasks
 from lightning_hotcompile.swap.replaced import Replacement
 from tests.hot import assert_compiled_as_eager, assert_same, hot
 from tests.models import Net, fit, seeded

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch._functorch import compile_utils
 
-from lightning_hotcompile.swap.compilers import resolve_backend
-from lightning_hotcompile.swap.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.dynamo import TORCH
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.replaced import Replacement
 from tests.hot import assert_same, hot
 from tests.models import fit, seeded

@@ -15,11 +15,11 @@ from torch._inductor import lowering
 from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap import compilers, dropout_masks
-from lightning_hotcompile.swap.compilers import resolve_backend
-from lightning_hotcompile.swap.draw_order import DrawsInOrder
-from lightning_hotcompile.swap.dropout_masks import DropoutMasks, why_not_drawn_here
 from lightning_hotcompile.swap.dynamo import TORCH
+from lightning_hotcompile.swap.inductor import compilers, dropout_masks
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor.draw_order import DrawsInOrder
+from lightning_hotcompile.swap.inductor.dropout_masks import DropoutMasks, why_not_drawn_here
 from tests.hot import assert_compiled_as_eager
 from tests.models import Net
 

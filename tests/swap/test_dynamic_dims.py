@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hotcompile.swap.dynamic_dims import NOTHING_VARIES, BatchInStep, DynamicDims
+from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep, DynamicDims
 from lightning_hotcompile.watch.family import Families
 from lightning_hotcompile.watch.structure import describe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_hotcompile.swap.fit import MANY_GRAPHS, MISSES_IN_A_ROW, Fit
+from lightning_hotcompile.swap.graphs.fit import MANY_GRAPHS, MISSES_IN_A_ROW, Fit
 
 
 class Counts:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_hotcompile.swap import free_memory as memory
-from lightning_hotcompile.swap.free_memory import free_host_memory, free_memory, why_memory_is_short
+from lightning_hotcompile.swap.process import free_memory as memory
+from lightning_hotcompile.swap.process.free_memory import free_host_memory, free_memory, why_memory_is_short
 
 
 def write(path: Path, text: str) -> None:

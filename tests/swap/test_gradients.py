@@ -13,10 +13,10 @@ from torch.fx import GraphModule
 
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.gradients import usual_strides, with_usual_strides
-from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.graphs.gradients import usual_strides, with_usual_strides
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm.described import describe
-from lightning_hotcompile.swap.witness import Witness
 
 
 def odd(parameter: Tensor, dim: int = 2) -> Tensor:

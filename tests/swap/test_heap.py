@@ -10,13 +10,13 @@ import sys
 
 import pytest
 
-from lightning_hotcompile.swap import heap
+from lightning_hotcompile.swap.process import heap
 
 GLIBC = heap.why_not_kept() != "the C library is not glibc"
 
 STEPS = """
 import ctypes
-from lightning_hotcompile.swap import heap
+from lightning_hotcompile.swap.process import heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

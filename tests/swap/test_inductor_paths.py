@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch._inductor.codecache import FxGraphCache
 
-from lightning_hotcompile.swap import inductor_paths
+from lightning_hotcompile.swap.inductor import paths as inductor_paths
 
 
 @pytest.fixture

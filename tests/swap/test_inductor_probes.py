@@ -10,7 +10,7 @@ import pytest
 import torch._inductor.config as inductor_config
 import torch._inductor.cpu_vec_isa as torch_isa
 
-from lightning_hotcompile.swap.inductor_probes import AsNeeded, ProbesAsNeeded
+from lightning_hotcompile.swap.inductor.probes import AsNeeded, ProbesAsNeeded
 
 pytestmark = pytest.mark.skipif(
     sys.platform not in ("linux", "win32") or platform.machine() not in ("x86_64", "AMD64"),

@@ -16,8 +16,8 @@ from lightning_hotcompile.errors import TargetError
 from lightning_hotcompile.plan.regions import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
+from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.installer import SwappedRegion
-from lightning_hotcompile.swap.witness import Witness
 from tests import functions
 from tests.models import Block, Net
 

@@ -19,11 +19,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_hotcompile.swap import interruptible
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.interruptible import can_be_interrupted
-from lightning_hotcompile.swap.time_limit import time_limit
-from lightning_hotcompile.swap.tracing_limit import TracingLimit
+from lightning_hotcompile.swap.process.time_limit import time_limit
+from lightning_hotcompile.swap.tracing import interruptible
+from lightning_hotcompile.swap.tracing.interruptible import can_be_interrupted
+from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 from tests.functions import turned
 
 TORCH = Path(torch.__file__).parent

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._inductor.scheduler import SchedulerNode
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.compilers import resolve_backend
 from lightning_hotcompile.swap.dynamo import TORCH
-from lightning_hotcompile.swap.kept_dependencies import KeepsDependencies
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor.kept_dependencies import KeepsDependencies
 from tests.hot import assert_compiled_as_eager
 from tests.models import Net
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.codegen import cpp
 
-from lightning_hotcompile.swap.loop_errors import RaisesAfterLoops
+from lightning_hotcompile.swap.inductor.loop_errors import RaisesAfterLoops
 from tests.swap.test_tripwire import watched
 
 REPLACED = [

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, symbolic_trace
 
-from lightning_hotcompile.swap import loops
-from lightning_hotcompile.swap.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor import loops
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 
 OURS = {loops.NAME: loops.CHUNK}
 LARGE, SMALL = 8 * loops.CHUNK, loops.CHUNK

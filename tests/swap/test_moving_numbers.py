@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from lightning_hotcompile.swap.moving_numbers import MOVES, MovingNumbers
+from lightning_hotcompile.swap.tracing.moving_numbers import MOVES, MovingNumbers
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 

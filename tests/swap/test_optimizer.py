@@ -18,10 +18,10 @@ from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.optimizer import SwappedOptimizer
-from lightning_hotcompile.swap.optimizer_step import ReplacedStep, is_watched
-from lightning_hotcompile.swap.static_marks import MARK
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, is_watched
+from lightning_hotcompile.swap.optimizers.static_marks import MARK
 
 STEPS = 8
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hotcompile.swap.optimizer_values import Capturable, LearningRates, StepCounts
+from lightning_hotcompile.swap.optimizers.optimizer_values import Capturable, LearningRates, StepCounts
 
 
 class TestLearningRates:

@@ -14,12 +14,12 @@ import torch
 
 from lightning_hotcompile.store import compiler_cache, hardware
 from lightning_hotcompile.store.hardware import Machine
-from lightning_hotcompile.swap.cores import usable_cores
-from lightning_hotcompile.swap.optimizer_values import LearningRates
+from lightning_hotcompile.swap.graphs.thread_state import ThreadState
+from lightning_hotcompile.swap.optimizers.optimizer_values import LearningRates
 from lightning_hotcompile.swap.parity import clones, difference
 from lightning_hotcompile.swap.parity.difference import Run, largest_difference
 from lightning_hotcompile.swap.prewarm.choice import Surroundings
-from lightning_hotcompile.swap.thread_state import ThreadState
+from lightning_hotcompile.swap.process.cores import usable_cores
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
-from lightning_hotcompile.swap import free_memory
+from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.parity import difference
 from lightning_hotcompile.swap.parity.clones import clone_inputs
 from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.verdict import Parity
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.process import free_memory
 from tests.functions import WrongGradient
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded, weights

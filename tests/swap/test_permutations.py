@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.compilers import resolve_backend
-from lightning_hotcompile.swap.permutations import plain_permutations
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor.permutations import plain_permutations
 from tests.hot import assert_compiled_as_eager
 from tests.models import Net
 
@@ -84,5 +84,5 @@ def test_mixup_is_compiled_and_trains_as_eager() -> None:
 
 @pytest.mark.xfail(raises=Exception, strict=False, reason="torch's own rewrite of x[randperm] raises")
 def test_torch_compiles_it_by_itself() -> None:
-    """Where this passes, :mod:`~lightning_hotcompile.swap.permutations` may go."""
+    """Where this passes, :mod:`~lightning_hotcompile.swap.inductor.permutations` may go."""
     torch.compile(mixed)(torch.randn(8, 4))

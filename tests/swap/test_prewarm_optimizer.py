@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm import optimizerfile
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 from lightning_hotcompile.swap.prewarm.described import describe, rebuild
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer, pack_optimizer
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable
-from lightning_hotcompile.swap.witness import Witness
 
 
 def net() -> nn.Sequential:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.moving_numbers import MOVES
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.tracing.moving_numbers import MOVES
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 

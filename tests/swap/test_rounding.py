@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hotcompile.swap import rounding
-from lightning_hotcompile.swap.compilers import resolve_backend
 from lightning_hotcompile.swap.dynamo import TORCH
+from lightning_hotcompile.swap.inductor import rounding
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 from tests.swap.test_conv_layout import captured

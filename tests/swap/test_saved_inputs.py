@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap import saved_inputs
-from lightning_hotcompile.swap.graph import Graph, Watch
+from lightning_hotcompile.swap.graphs import saved_inputs
+from lightning_hotcompile.swap.graphs.graph import Graph, Watch
+from lightning_hotcompile.swap.graphs.running import RUNS_WATCHED, GraphAtWork
+from lightning_hotcompile.swap.graphs.saved_inputs import can_be_copied, watch_until_backward, with_copies
 from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.verdict import Parity
-from lightning_hotcompile.swap.running import RUNS_WATCHED, GraphAtWork
-from lightning_hotcompile.swap.saved_inputs import can_be_copied, watch_until_backward, with_copies
 from tests.hot import assert_compiled_as_eager
 from tests.models import Net, seeded
 

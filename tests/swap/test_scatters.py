@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._inductor.codegen import cpp
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.scatters import ScattersOnOneThread
+from lightning_hotcompile.swap.inductor.scatters import ScattersOnOneThread
 from tests.swap.test_tripwire import watched
 
 REPLACED = [

@@ -16,8 +16,8 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.fx import GraphModule
 
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.thread_state import ThreadState, put_back_after_errors
-from lightning_hotcompile.swap.witness import Witness
+from lightning_hotcompile.swap.graphs.thread_state import ThreadState, put_back_after_errors
+from lightning_hotcompile.swap.graphs.witness import Witness
 
 
 def now() -> tuple[bool, bool, torch.dtype, bool, torch.dtype]:

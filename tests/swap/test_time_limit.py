@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightning_hotcompile.swap import time_limit as module
-from lightning_hotcompile.swap.time_limit import Alarm, time_limit
+from lightning_hotcompile.swap.process import time_limit as module
+from lightning_hotcompile.swap.process.time_limit import Alarm, time_limit
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.tracing_limit import TracingLimit
+from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 from tests.functions import turned
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
-from lightning_hotcompile.swap import running
+from lightning_hotcompile.swap.graphs import running
+from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.parity import tripwire
 from lightning_hotcompile.swap.parity.captured import tensors_of
-from lightning_hotcompile.swap.witness import Witness
 
 NAN = float("nan")
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
+from lightning_hotcompile.swap.graphs.uncounted import not_counting, written_behind_autograd
 from lightning_hotcompile.swap.parity.compare import compare
-from lightning_hotcompile.swap.uncounted import not_counting, written_behind_autograd
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch._inductor.codegen.cpp import CppScheduling
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap import vector_masks
-from lightning_hotcompile.swap.vector_masks import SOURCE, VectorMasks, with_vector_masks
+from lightning_hotcompile.swap.inductor import vector_masks
+from lightning_hotcompile.swap.inductor.vector_masks import SOURCE, VectorMasks, with_vector_masks
 from tests.swap.test_tripwire import watched
 
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-45, -1e-45)

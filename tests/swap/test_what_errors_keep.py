@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap import running
+from lightning_hotcompile.swap.graphs import running
 from tests.hot import hot
 from tests.models import Net, fit
 

@@ -13,9 +13,9 @@ import torch._inductor.codecache as codecache
 import torch._inductor.cpp_builder as cpp_builder
 from torch._inductor.cpp_builder import CppBuilder
 
-from lightning_hotcompile.swap.inductor_paths import use_headers
+from lightning_hotcompile.swap.inductor.paths import use_headers
+from lightning_hotcompile.swap.inductor.whole_files import WholeFiles, is_cut_short
 from lightning_hotcompile.swap.prewarm.parent import Prewarm
-from lightning_hotcompile.swap.whole_files import WholeFiles, is_cut_short
 from tests.swap.test_prewarm import group, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ELF files and /proc")

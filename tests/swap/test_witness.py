@@ -9,7 +9,7 @@ import torch
 
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.witness import Witness, check_backend, first_line
+from lightning_hotcompile.swap.graphs.witness import Witness, check_backend, first_line
 
 
 class Counting:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from lightning_hotcompile.capture.summary import to_json
-from lightning_hotcompile.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.receipt.event_kinds import Declined, Reverted
 from lightning_hotcompile.receipt.events import event_to_dict
 from lightning_hotcompile.receipt.report import FusedOptimizer
+from lightning_hotcompile.run.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.view import from_events
 from lightning_hotcompile.view.restoring import report_from_dict
 from lightning_hotcompile.view.run import Run, RunError, load_run

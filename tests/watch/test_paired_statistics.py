@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.judge import SETTLING_CONFIDENCE, SETTLING_LOOKS, Judge
 from lightning_hotcompile.machine import Phase, State, advance
 from lightning_hotcompile.receipt.step_record import StepRecord
+from lightning_hotcompile.run.judge import SETTLING_CONFIDENCE, SETTLING_LOOKS, Judge
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_hotcompile.swap.optimizer_step import bare_step
-from lightning_hotcompile.swap.optimizer_values import OptimizerValues
+from lightning_hotcompile.swap.optimizers.optimizer_step import bare_step
+from lightning_hotcompile.swap.optimizers.optimizer_values import OptimizerValues
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Compiles a function; each compiled function of an arm goes through the same one."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import random_state_kept, why_not_cloned
 from lightning_hotcompile.swap.parity.difference import (
     Run,
@@ -22,6 +21,7 @@ from lightning_hotcompile.swap.parity.difference import (
 )
 from lightning_hotcompile.swap.parity.trial import Trial
 from lightning_hotcompile.swap.parity.verdict import Parity
+from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
 
 _log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
-from lightning_hotcompile.swap.free_memory import why_memory_is_short
+from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors, without_autocast
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
 from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
 from lightning_hotcompile.swap.parity.widen import Widened
-from lightning_hotcompile.swap.thread_state import put_back_after_errors, without_autocast
+from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
 
 _COTANGENT_SEED = 20_021
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, random_state_kept
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.verdict import Parity
+from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
 
 _log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ class Parity:
     from it anew what eager has kept."""
 
     reach: Reach = field(default_factory=dict)
-    """Inputs on which not all outputs depend, see :mod:`~lightning_hotcompile.swap.backward`."""
+    """Inputs on which not all outputs depend, see :mod:`~lightning_hotcompile.swap.graphs.backward`."""
 
     several: bool = False
     """Whether more than one output has a gradient."""

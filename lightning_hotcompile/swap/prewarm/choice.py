@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from lightning_hotcompile.swap.cores import usable_cores
 from lightning_hotcompile.swap.dynamo import graph_count
-from lightning_hotcompile.swap.free_memory import free_for_others, free_host_memory
+from lightning_hotcompile.swap.process.cores import usable_cores
+from lightning_hotcompile.swap.process.free_memory import free_for_others, free_host_memory
 
 ENOUGH_MEMORY = 2 * 2**30
 """Bytes that a child with torch, a compiler's workers and a C++ compiler need."""

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.swap.compilers import resolve_backend
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
+from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 from lightning_hotcompile.swap.prewarm.described import describe, rebuild
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable
-from lightning_hotcompile.swap.witness import Witness
 
 
 def pack_optimizer(

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_hotcompile.swap import inductor_paths
+from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.prewarm import child
 
 _ROOT = Path(__file__).parents[3]

@@ -11,10 +11,10 @@ from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
 from lightning_hotcompile.swap.gate import Lane
-from lightning_hotcompile.swap.graph import first_line
-from lightning_hotcompile.swap.inductor_paths import folder_in_use
+from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.swap.inductor.paths import folder_in_use
 from lightning_hotcompile.swap.installation import Installation
-from lightning_hotcompile.swap.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm.graphfile import pack
 from lightning_hotcompile.swap.prewarm.optimizerfile import pack_optimizer
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from lightning_hotcompile.swap.compiler_ways import compiler_ways
-from lightning_hotcompile.swap.compilers import backward_with_forward, resolve_backend
-from lightning_hotcompile.swap.cpp_beside import start_toolchain
-from lightning_hotcompile.swap.graph import first_line
-from lightning_hotcompile.swap.inductor_paths import use_headers
+from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.swap.inductor.compiler_ways import compiler_ways
+from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
+from lightning_hotcompile.swap.inductor.cpp_beside import start_toolchain
+from lightning_hotcompile.swap.inductor.paths import use_headers
+from lightning_hotcompile.swap.inductor.silent_imports import import_in_silence
 from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, graphs_found, graphs_in_cache
 from lightning_hotcompile.swap.prewarm.optimizerfile import compile_optimizer
-from lightning_hotcompile.swap.silent_imports import import_in_silence
 
 _COMPILE: dict[str, Callable[[bytes], None]] = {"graph": compile_packed, "optimizer": compile_optimizer}
 

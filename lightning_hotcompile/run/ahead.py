@@ -1,0 +1,93 @@
+"""What a child process does before a flip, while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import Phase
+from lightning_hotcompile.receipt.step_record import StepRecord
+from lightning_hotcompile.run.trainer_facts import device_type
+from lightning_hotcompile.swap.installation import Installation
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
+from lightning_hotcompile.swap.prewarm.run import PrewarmRun
+
+
+class Ahead:
+    """The child process of one flip, if it has one.
+
+    Args:
+        trainer: knows how many processes train on this machine.
+        module: the model.
+        config: the callback's options.
+        limit_s: seconds that it may take for a graph.
+    """
+
+    def __init__(
+        self, trainer: Trainer, module: LightningModule, config: HotCompileConfig, limit_s: float | None
+    ) -> None:
+        self._trainer = trainer
+        self._module = module
+        self._config = config
+        self._limit_s = limit_s
+        self.prewarm: PrewarmRun | None = None
+        self.had_toolchain = False
+        """Whether the compiler's toolchain had been started before the child process."""
+
+        self.crowding = 1.0
+        """Time of the child process beside this training / time of a compile that has all cores."""
+
+    def surroundings(self) -> Surroundings:
+        """What there is beside this training, as things are now."""
+        on_cpu = device_type(self._module) == "cpu"
+        return Surroundings.here(
+            accelerator=not on_cpu, processes=self._trainer.num_devices, device=self._module.device
+        )
+
+    def mark(self, record: StepRecord) -> None:
+        """Note on a step that is about to run why it is slower than usual: it is traced, or lacks threads.
+
+        The threads come back once the child is done, also where its own step never does.
+        """
+        if self.prewarm is not None and self.prewarm.is_tracing:
+            record.disturbed = record.stalled = True
+        elif self.prewarm is not None and self.prewarm.is_slowing:
+            is_its_own = record.phase == Phase.PREWARMING.value  # which has just looked at the child
+            if is_its_own or not self.prewarm.is_over():
+                record.disturbed = record.slowed = True
+
+    def begin_prewarm(self, trace: Installation) -> None:
+        """Start a child process that compiles what the step that is about to run will show.
+
+        Args:
+            trace: an installation of its own, of the same plan.
+        """
+        config, around = self._config, self.surroundings()
+        self.crowding = crowding(around)
+        self.prewarm = PrewarmRun(
+            trace,
+            mode=config.mode,
+            options=config.options,
+            random=config.random,
+            limit_s=self._limit_s,
+            device=str(self._module.device),
+            threads=threads_meanwhile(around),
+        )
+        self.prewarm.begin()
+
+    def end_step(self) -> None:
+        """The step is over; one that was traced is no longer."""
+        if self.prewarm is not None:
+            self.prewarm.end_step()
+
+    def cancel(self) -> None:
+        """End the child process, whatever it does; a second call does nothing."""
+        if self.prewarm is not None:
+            self.prewarm.cancel()
+
+    def in_words(self) -> Iterator[str]:
+        """How it went, for a receipt."""
+        if self.prewarm is not None:
+            yield self.prewarm.in_words()

@@ -1,0 +1,89 @@
+"""Steps at rest are slept through: nothing can change, so one in many is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lightning_hotcompile.run.flip import Flip
+from lightning_hotcompile.swap.gate import Lane
+from lightning_hotcompile.tracks import Track
+
+CALM = 32
+"""After so many looks at steps at rest naps begin: whatever comes once in as many steps was met before."""
+
+CALM_EAGER = 16
+"""The same where nothing is compiled, so that no step can run wrongly; the price of a look is seen there."""
+
+LOOKS_AFTER_ANOTHER = 8
+"""Looks before the next nap, once a step was of another kind or has not fitted the compiled code."""
+
+NAP = 62
+"""Steps of a nap. With the look after it an odd number, so that batches in turns are all met."""
+
+
+def looks_before(lane: Lane, *, nothing_pays: bool = False) -> int:
+    """Looks at steps at rest before a nap; one where no kind of step can pay, so that none is looked for."""
+    if nothing_pays:
+        return 1
+    return CALM_EAGER if lane is Lane.EAGER else CALM
+
+
+class Nap:
+    """Steps that go as the one before, and are neither read nor timed.
+
+    Compiled code has guards on all that it was made for, the batch included: what does not fit runs eagerly,
+    nothing is compiled, and the nap is over.
+
+    Args:
+        track: where the steps belong, as far as it is known.
+        lane: which way they go.
+        flip: what is in place.
+        now: a clock in seconds.
+    """
+
+    def __init__(self, track: Track, lane: Lane, flip: Flip, now: Callable[[], float]) -> None:
+        self.track = track
+        self.since = self.until = now()
+        """Between these the steps have run that are not booked yet, and what lay between them."""
+
+        self.compiled = lane is not Lane.EAGER
+        self.steps = 0
+        """That have ended since they were booked last."""
+
+        self.missed = False
+        """Whether one of them has not fitted."""
+
+        self._now = now
+        self._lane = lane
+        self._gate = flip.installation.gate
+        self._watch = flip.installation.witness.watch
+        self._failures, self._graphs = self._gate.failures, flip.installation.witness.graphs
+        self._happened = len(self._failures) + len(self._graphs)
+        self._runs = self._watch.total_runs
+        self._left = NAP
+
+    def goes_on(self, batch_idx: int) -> bool:
+        """Whether the step that begins is slept through; never the first one of an epoch."""
+        if not self._left or batch_idx == 0:
+            return False
+        self._left -= 1
+        self._gate.lane = self._lane  # as after Gate.open: nothing is compiled, and nothing left out
+        return True
+
+    def went_on(self) -> None:
+        """Such a step ended."""
+        self.steps += 1
+        if self.compiled:
+            self._gate.lane = Lane.EAGER
+            runs = self._watch.total_runs
+            if runs == self._runs:
+                self.missed = True
+                self._left = 0
+            if len(self._failures) + len(self._graphs) != self._happened:
+                self._left = 0
+            self._runs = runs
+        self.until = self._now()
+
+    def end(self) -> None:
+        """Be it in mid-step."""
+        self._gate.close()

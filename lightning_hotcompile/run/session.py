@@ -1,0 +1,279 @@
+"""One fit under the callback: feeds the machine with facts and does what it says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.plan.forecast import Decision
+from lightning_hotcompile.plan.planner import CompilePlan
+from lightning_hotcompile.receipt.event_kinds import Event
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.receipt.step_record import StepRecord
+from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.run import trainer_facts
+from lightning_hotcompile.run.flip import Flip
+from lightning_hotcompile.run.judge import Judge
+from lightning_hotcompile.run.memory import Memory
+from lightning_hotcompile.run.moves import Moves
+from lightning_hotcompile.run.nap import LOOKS_AFTER_ANOTHER, Nap, looks_before
+from lightning_hotcompile.run.preflight import other_plans
+from lightning_hotcompile.run.rounds import Round, Rounds
+from lightning_hotcompile.run.side_gains import SideGains
+from lightning_hotcompile.run.stages import TRAIN, ends_unit
+from lightning_hotcompile.run.step_watch import StepWatch
+from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.swap.compiled_function import CodeNames
+from lightning_hotcompile.swap.gate import Lane
+from lightning_hotcompile.swap.ranks import Ranks
+from lightning_hotcompile.together import Together
+from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.clock import StepClock
+
+
+class Session:
+    """Watches the steps of one fit and swaps the model when the machine says so.
+
+    Args:
+        trainer: of this fit.
+        module: the LightningModule that is trained.
+        config: the callback's options.
+        plan: what is compiled once a step is hot.
+        emit: receives each event.
+        memory: what earlier runs have learned.
+        stage: ``train``, ``validate``, ``test`` or ``predict``.
+        first: where each signature begins; it is declined there if nothing is to be compiled.
+        now: a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        config: HotCompileConfig,
+        plan: CompilePlan,
+        emit: Callable[[Event], None],
+        memory: Memory,
+        *,
+        stage: str = TRAIN,
+        first: State | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        ranks = Ranks(config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
+        limit_s = config.compile_timeout
+        config = replace(config, compile_timeout=ranks.within_timeout(config.compile_timeout))
+        self._trainer = trainer
+        self._stage = stage
+        self._now = now
+        self.ledger = Ledger()
+        self.story = Story(emit, lambda: self.steps)
+        self.watch = StepWatch(trainer, module, config, stage, self.story, first)
+        self._booked = 0
+        names = CodeNames()
+        self._together = Together(ranks, plan.digest)
+        self.side = SideGains(trainer, module, config, stage, self.story, memory.of_optimizers)
+        self.ledger.saved_besides_s = lambda: self.side.saved_s(self.rounds.compiled_runs)
+
+        def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
+            chosen = config if plan.mode is None else replace(config, mode=plan.mode)
+            book, tell = self.ledger, self.story
+            flip = Flip(trainer, module, chosen, plan, book, tell, now, names=names, child_limit_s=limit_s)
+            weighing = Weighing(trainer, chosen, plan, flip, self.watch, self.ledger, stage, memory)
+            judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, self.side, decision)
+            moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
+            return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)
+
+        others = cache(partial(other_plans, trainer, module, config, plan))
+        spare = config.compile_optimizer == "auto" and config.max_flips > 1 and config.min_speedup > 0
+        self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
+        self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
+        self._current: tuple[Track, StepRecord, Lane] | None = None
+        self._gave_up: str | None = None
+        self.nap: Nap | None = None
+        self._calm = 0
+        self._lane = Lane.EAGER
+
+    def consider_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
+        """Ask everything anew: decide how the step that is about to run goes, and begin to time it."""
+        start, installed_s = self._now(), self.ledger.install_s
+        self._end_nap()
+        if self._current is not None:
+            self.abandon_step()
+        if self._gave_up is not None:
+            self._together.answer_for(self._gave_up, self.steps)
+            return
+        self.book_finished_steps()
+        track = self.watch.track_of(batch, batch_idx, dataloader_idx)
+        self.flip.batch.begin(batch, track.signature.batch)
+        self.side.consider_step(self.steps, self.watch.tracks)
+        if not self._is_at_rest(track):
+            flip = self.flip
+            self.rounds.move(track, self.steps)
+            if self.flip is not flip:  # another plan is tried
+                flip.batch.end()
+                self.flip.batch.begin(batch, track.signature.batch)
+        wanted = track.lane()
+        lane = self.flip.lane(wanted)
+        record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER, pairs=track.interleaved)
+        if record.pairs is not None:
+            # it may compile, and is looked at for NaN; or it has to be eager
+            record.disturbed = lane is Lane.COMPILE or lane is not wanted
+            record.without = track.without
+        self.flip.ahead.mark(record)
+        self._current = (track, record, lane)
+        self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
+        as_before, self._lane = lane is self._lane, lane
+        if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
+            self.watch.begin_recording(record)
+            self._calm = 0
+        elif lane is not Lane.COMPILE and as_before and self._is_at_rest(track):
+            self._calm += 1
+        else:
+            self._stay_awake()
+        self.side.begin_step()
+        self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
+        self._clock.start(record)
+
+    def after_step(self) -> None:
+        """End the step: stop the clock, book what ran."""
+        if self._current is None:
+            self._booked += self._gave_up is not None
+            return
+        self._clock.stop()
+        start = self._now()
+        (track, record, lane), self._current = self._current, None
+        self._booked += 1
+        record.ends_unit = ends_unit(self._trainer, self._stage)
+        self._look_back(track, record, lane)
+        if self.side.end_step(record):
+            self.book_finished_steps()
+            self.ledger.forget_eager_steps()
+        nothing_pays = self.watch.tracks.all_are_hopeless()
+        if self._calm >= looks_before(lane, nothing_pays=nothing_pays) and not self.side.is_busy:
+            self.nap = Nap(track, lane, self.flip, self._now)
+        self.ledger.own_s += self._now() - start
+
+    def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
+        """Find out what happened in the step."""
+        self.watch.end_recording()
+        ran, new = self.flip.close()
+        missed = lane is not Lane.EAGER and not ran
+        record.stalled |= new
+        record.compiled = lane is not Lane.EAGER and ran
+        record.disturbed |= new or missed
+        if record.without is not None:
+            lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
+        pays = partial(self.rounds.now.weighing.recompile_pays, track)
+        track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit, recompile_pays=pays)
+        if record.disturbed:
+            self._stay_awake()
+        if not self._is_at_rest(track):
+            self._stay_awake()
+            self.watch.count(track, record)
+
+    def _is_at_rest(self, track: Track) -> bool:
+        """Whether nothing can change for this signature, so that its step need not be looked at."""
+        phase = track.state.phase
+        at_rest = (phase is Phase.STEADY and not self.flip.is_lost) or phase is Phase.DECLINED
+        if phase is Phase.REVERTED and not track.state.may_retry:
+            at_rest = not self._together.several
+        return at_rest and track.failure is None and not self.flip.has_news
+
+    @property
+    def steps(self) -> int:
+        """That have ended, those of a nap too."""
+        return self._booked + (self.nap.steps if self.nap is not None else 0)
+
+    def abandon_step(self) -> None:
+        """Leave a step that did not end (an exception, or an epoch that was cut short)."""
+        self._end_nap()
+        self.watch.end_recording()
+        if self._current is not None:
+            self._current = None
+            self._clock.abandon()
+            self.flip.abandon_step()
+
+    def pause(self) -> None:
+        """Out of the model until :meth:`go_on`: another stage comes in between."""
+        self.abandon_step()
+        self.book_finished_steps()
+        self.flip.pause()
+
+    def go_on(self) -> None:
+        """Back into the model, if it was in when paused."""
+        self.flip.go_on()
+
+    def finish(self) -> None:
+        """Change everything back and close the books."""
+        try:
+            self.abandon_step()
+            self.book_finished_steps()
+            self.rounds.close()
+        finally:
+            self.side.finish()
+
+    def give_up(self, reason: str) -> None:
+        """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""
+        self.finish()
+        self._gave_up = reason
+        for track in self.watch.tracks:
+            if track.phase.uses_compiled_code:
+                track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
+        self._together.answer_for(reason, self.steps)
+
+    def book_finished_steps(self) -> None:
+        """Bring the ledger up to date; at rest this is done once for many steps."""
+        for finished in self._clock.drain():
+            assert isinstance(finished.tag, StepRecord)
+            self.ledger.add(finished, finished.tag)
+        self._book_nap()
+
+    def _book_nap(self) -> None:
+        nap, now = self.nap, self._now()
+        if nap is not None and nap.steps:
+            seconds, phase = nap.until - nap.since, nap.track.phase.value
+            self.ledger.skip(nap.steps, seconds, now - nap.until, phase, compiled=nap.compiled)
+            nap.track.slept(nap.steps, compiled=nap.compiled, missed=nap.missed)
+            self._booked += nap.steps
+            nap.steps, nap.since = 0, now
+
+    def _end_nap(self) -> None:
+        nap = self.nap
+        if nap is not None:
+            nap.end()
+            self.book_finished_steps()
+            self.nap = None
+            self._clock.abandon()  # what went by since the last step that was timed is no waiting
+            if nap.missed:
+                self._stay_awake()
+
+    def _stay_awake(self) -> None:
+        """A step that was another one, or fitted nothing, may be the first of many."""
+        self._calm = min(self._calm, looks_before(self._lane) - LOOKS_AFTER_ANOTHER)
+
+    @property
+    def plan(self) -> CompilePlan:
+        """The plan in use."""
+        return self.rounds.now.plan
+
+    @property
+    def flip(self) -> Flip:
+        """What changes the model by that plan."""
+        return self.rounds.now.flip
+
+    @property
+    def ever_flipped(self) -> bool:
+        """Whether anything was ever put in place."""
+        return self.watch.tracks.flipped() > 0
+
+    @property
+    def main_state(self) -> State:
+        """Where the signature stands that a receipt is about."""
+        return self.watch.tracks.main_state

@@ -1,0 +1,141 @@
+"""What step is this: signatures, their tracks, and the one step whose operations are recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.plan.islands import fp8_state
+from lightning_hotcompile.plan.prior import OpStatistics
+from lightning_hotcompile.receipt.step_record import StepRecord, leave_out_mixed_unit
+from lightning_hotcompile.receipt.story import Story
+from lightning_hotcompile.run.stages import begins_pass
+from lightning_hotcompile.swap.inductor.compilers import saved_draws
+from lightning_hotcompile.tracks import Track, TrackBook
+from lightning_hotcompile.watch.detector import StepDetector
+from lightning_hotcompile.watch.family import Families
+from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
+from lightning_hotcompile.watch.signature import SignatureReader
+
+_RECORDED_STEP = 8
+"""Its operations are timed as well, and the first steps hold much that is done once."""
+
+_FIRST_TYPICAL = 2
+"""The first step still builds the optimizer's state."""
+
+
+class StepWatch:
+    """Reads the signature of each step of one stage, and counts until one is hot.
+
+    Args:
+        trainer: knows where an epoch begins.
+        module: the model.
+        config: the callback's options.
+        stage: ``train`` or another stage of the Trainer.
+        story: told when a signature becomes hot.
+        first: where each signature begins.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        config: HotCompileConfig,
+        stage: str,
+        story: Story,
+        first: State | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._config = config
+        self._stage = stage
+        self._story = story
+        self._reader = SignatureReader(module, str(trainer.precision), Families.for_setting(config.dynamic))
+        self._detector = StepDetector(threshold=config.threshold)
+        self._unit: list[tuple[Track, StepRecord]] = []
+        self._recorder: OpRecorder | None = None
+        self._last: Track | None = None
+        self.tracks = TrackBook(first=first)
+        self.op_graph: OpGraph | None = None
+        self.op_statistics: OpStatistics | None = None
+        self._automatic = module.automatic_optimization
+        self.differentiates_twice = False
+        self._recorded_step = recorded_step(config.threshold)
+
+    def track_of(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Track:
+        """The track of this step."""
+        stage = f"{self._stage} {dataloader_idx}" if dataloader_idx else self._stage
+        if begins_pass(self._trainer, self._stage, batch_idx):
+            self._reader.refresh()
+        signature = self._reader.read(batch, stage=stage, fp8=fp8_state())
+        last = self._last
+        if last is None or last.signature != signature:
+            self._last = last = self.tracks.of(signature)
+        return last
+
+    def count(self, track: Track, record: StepRecord) -> None:
+        """One step of this signature has ended; at the end of a unit it may have become hot."""
+        self._unit.append((track, record))
+        self._detector.begin_step(track.signature)
+        if self._detector.end_step(boundary=record.ends_unit):
+            for seen, _ in self._unit:
+                seen.hot = True
+            unit = self._detector.last_unit
+            family = self._reader.families.text(track.signature.batch)
+            self._story.detected(track.signature.digest, self._detector.count(unit), self.op_graph, family)
+        if record.ends_unit:
+            leave_out_mixed_unit(self._unit)
+            self._unit.clear()
+
+    def cool_down(self, track: Track) -> None:
+        """What was tried and taken back has to come back more often before it is hot again."""
+        track.hot = False
+        self._detector.raise_threshold(self._detector.last_unit or track.signature)
+
+    def is_one_to_record(self, track: Track, record: StepRecord) -> bool:
+        """Whether this is the step whose operations are to be known, should anything be compiled."""
+        if self.op_graph is not None or record.compiled or record.pairs is not None or track.is_hopeless:
+            return False
+        if self.tracks.first.phase is not Phase.OBSERVING:
+            return False
+        return track.steps + 1 == self._recorded_step
+
+    def begin_recording(self, record: StepRecord) -> None:
+        """Record the operations of this step."""
+        record.disturbed = record.recorded = True
+        self._recorder = OpRecorder()
+        self._recorder.start()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the operations of the running step are recorded."""
+        return self._recorder is not None
+
+    def end_recording(self) -> None:
+        """Stop recording operations, if this step is recorded; a second call does nothing."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
+            self.op_graph = graph = recorder.graph()
+            if graph is not None and self._automatic:  # else the optimizers' steps are among them
+                is_typical = self._recorded_step >= _FIRST_TYPICAL
+                seconds = recorder.seconds_by_op if is_typical else None
+                self.op_statistics = OpStatistics.of(
+                    graph.counts,
+                    graph.elements_by_op,
+                    seconds,
+                    recorder.forward_ops,
+                    saved_draws(self._config.backend, self._config.random, self._config.options),
+                )
+            self.differentiates_twice |= recorder.differentiates_twice
+
+
+def recorded_step(threshold: int) -> int:
+    """Which step of a signature is recorded: one before anything is compiled, and not the first if possible.
+
+    Args:
+        threshold: steps before a signature is hot.
+    """
+    return min(_RECORDED_STEP, max(1, min(_FIRST_TYPICAL, threshold), threshold - 2))

@@ -1,0 +1,54 @@
+"""What is known about one captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lightning_hotcompile.swap.graphs.uncounted import HiddenWrites
+from lightning_hotcompile.swap.parity.verdict import Parity
+
+
+@dataclass(kw_only=True)
+class Graph:
+    """One captured graph: where it belongs, what it cost, how often it ran.
+
+    ``seconds`` is the backend's own time, forward and backward. ``error`` is set if the backend
+    failed, or if the compiled code turned out to be wrong or raised: then eager runs instead. ``cache_hit``
+    tells whether Inductor found it in its cache, ``None`` if that is not known. ``parity`` is set by the
+    first run; ``unwatched`` says why the runs after it are not looked at for NaN.
+    """
+
+    region: str
+    n_ops: int
+    seconds: float = 0.0
+    runs: int = 0
+    error: str | None = None
+    cache_hit: bool | None = None
+    parity: Parity | None = None
+    unwatched: str | None = None
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """What the runs of all graphs share: what to do about wrong code, and whether to look for it."""
+
+    parity: str
+    draws_as_eager: bool = False
+    """Whether what the backend makes draws eager's random numbers."""
+
+    backward_outside: bool = False
+    """Whether backwards run outside of the autocast around the forward."""
+
+    raise_errors: bool = False
+    on_failure: Callable[[BaseException], None] = lambda error: None
+    armed: bool = True
+    tripped: list[Graph] = field(default_factory=list)
+    hidden: HiddenWrites = field(default_factory=HiddenWrites)
+    total_runs: int = 0
+
+
+def first_line(error: BaseException) -> str:
+    """An error as one line: its kind and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

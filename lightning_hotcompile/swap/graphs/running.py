@@ -1,0 +1,280 @@
+"""One compiled graph at work: compared, then looked at, then left alone; errors are answered by eager."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.fx import GraphModule
+from torch.nn import Parameter
+
+from lightning_hotcompile.errors import HotCompileError, ParityError, warn
+from lightning_hotcompile.swap.compiled_function import without_disable
+from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
+from lightning_hotcompile.swap.graphs.backward import BackwardAsEager, SeparateBackwards
+from lightning_hotcompile.swap.graphs.graph import Graph, Watch, first_line
+from lightning_hotcompile.swap.graphs.saved_inputs import (
+    at_positions,
+    can_be_copied,
+    watch_until_backward,
+    with_copies,
+)
+from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use, strides_kept
+from lightning_hotcompile.swap.graphs.uncounted import holds_noise, not_counting, written_behind_autograd
+from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
+from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
+from lightning_hotcompile.swap.parity.compare import compare
+from lightning_hotcompile.swap.parity.difference import flat
+from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
+from lightning_hotcompile.swap.parity.verdict import Parity
+from lightning_hotcompile.swap.process.free_memory import let_go
+
+_log = logging.getLogger(__name__)
+
+RUNS_WATCHED = 10
+"""Armed runs of a graph, after its first one, whose outputs are looked at."""
+
+
+class GraphAtWork:
+    """What runs in place of one captured graph.
+
+    The first run is compared with eager. Where the compiled backward needs what eager's does not, see
+    :mod:`~lightning_hotcompile.swap.graphs.saved_inputs`, or there may be several backwards, it is eager's.
+    In the next :data:`RUNS_WATCHED` armed runs NaN and Inf that only the compiled code makes are found.
+    After that a run is the compiled code and no more.
+
+    Compiled code that raises is answered by the captured graph on the same inputs, and not used again. What
+    the failing run had changed in place already is put back in runs that are looked at; else there is no
+    copy of it, so a graph that changes its inputs (the statistics of a batch norm) may do so twice in that
+    one step, random numbers may be drawn twice, and the error of a graph that changes what it holds (an
+    optimizer) is raised. So is that of a tensor with another layout, after which nothing has run.
+
+    Args:
+        graph: what is known about it.
+        captured: the graph as it was captured.
+        compiled: what the backend made of it.
+        watch: shared by all graphs.
+        neutral: makes the captured graph without random numbers, eager and compiled, from real inputs.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        captured: GraphModule,
+        compiled: CompiledFn,
+        watch: Watch,
+        neutral: Callable[[Sequence[Any]], tuple[CompiledFn, CompiledFn]],
+    ) -> None:
+        self._graph = graph
+        # forward and not a call: a call prints a traceback if the 64-bit run is not possible
+        self._eager: CompiledFn = eager_forward(captured)
+        self._compiled = compiled
+        self._watch = watch
+        self._neutral = neutral
+        self._held = tensors_of(captured)
+        self._writes = written_behind_autograd(captured)
+        self._left = RUNS_WATCHED
+        self._tripwire: Tripwire | None = None
+        self._instead: CompiledFn | None = self._first
+        self._rest: CompiledFn | None = None
+        """In place of the compiled code when its runs are no longer watched."""
+        self._copied, self._fixed = frozenset[int](), frozenset[int]()
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._waited, self._is_decided = 0, False
+        self._backwards: list[SeparateBackwards] = []
+        if watch.parity == "off":
+            graph.parity = Parity(agrees=None, reason="parity='off'")
+            self._instead = None
+
+    def entry(self) -> CompiledFn:
+        """The function that Dynamo calls, with itself switched off."""
+        graph, watch, compiled = self._graph, self._watch, without_disable(self._compiled)
+
+        def answer(*args: Any) -> Any:
+            if (instead := self._instead) is not None:
+                return instead(*args)
+            try:
+                return compiled(*args)
+            except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
+                failure = error
+            return self._answered(failure, args)
+
+        def run(*args: Any) -> Any:
+            graph.runs += 1
+            watch.total_runs += 1
+            if (hooks := hooks_in_use()) is None:
+                return answer(*args)
+            with strides_kept(hooks):
+                return answer(*args)
+
+        return run
+
+    def _first(self, *args: Any) -> Any:
+        """Compare, then run what may be used."""
+        parity = compare(
+            self._eager,
+            self._compiled,
+            args,
+            self._held,
+            lambda: self._neutral(args),
+            draws_as_eager=self._watch.draws_as_eager,
+            backward_outside=self._watch.backward_outside,
+            behind_autograd=self._watch.hidden.seen_by(args, self._writes),
+        )
+        untold = hooks_in_use() is not None or holds_noise(parity.hidden, self._writes, args)
+        if parity.agrees and parity.hidden and untold:
+            parity = replace(parity, agrees=False, reason="its backward needs what it changes through .data")
+        self._graph.parity = parity
+        if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
+            return answer(*args)
+        if parity.agrees:
+            self._tripwire = Tripwire(self._eager, self._held, parity)
+            self._graph.unwatched = self._tripwire.why_not(args)
+        else:
+            self._graph.unwatched = parity.reason
+        if parity.agrees and (parity.reach or parity.sharing or parity.uncounted):
+            self._compiled, self._rest = self._as_autograd_has_eager(parity), self._unwatched
+        self._instead = self._watched if self._graph.unwatched is None else self._rest
+        waits = hooks_in_use() is None and (parity.needed or parity.hidden or parity.several)
+        if parity.agrees and waits:  # a checkpoint, which has hooks, compares its two runs
+            self._fixed = frozenset((*parity.changed, *parity.hidden))
+            self._instead = self._before_a_backward
+            return self._before_a_backward(*args)
+        return self._watched_run(args) if self._graph.unwatched is None else self._unwatched_run(args)
+
+    def _as_autograd_has_eager(self, parity: Parity) -> CompiledFn:
+        """The code, with the backward and the counts of changes that eager has."""
+        code = without_disable(self._compiled)
+        if parity.reach or parity.sharing:
+            code = BackwardAsEager(code, parity.reach, parity.sharing)
+        return not_counting(code, parity.uncounted) if parity.uncounted else code
+
+    def _before_a_backward(self, *args: Any) -> Any:
+        """Eager's answer, as long as no backward has told what becomes of what it needs."""
+        assert self._graph.parity is not None
+        outputs, parity = self._eager(*args), self._graph.parity
+        self._backwards.append(SeparateBackwards(args, flat(outputs)))
+        needed = at_positions((*parity.needed, *parity.hidden), args, flat(outputs))
+        self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
+        self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
+        self._waited += 1
+        if self._waited > RUNS_WATCHED:  # nobody has said that they stay as they are; parameters mostly do
+            self._decide(frozenset(self._seen) - self._fixed)
+        elif not watch_until_backward(needed, flat(outputs), self._decide):
+            self._decide(frozenset())
+        return outputs
+
+    def _decide(self, changed: frozenset[int]) -> None:
+        """What the step changes before the backward is copied before compiled code runs.
+
+        A graph may run several times before a backward: each run may tell of others.
+        """
+        if self._graph.error is not None:
+            return
+        if not self._fixed.isdisjoint(changed):
+            reason = "an input or output that its backward needs is changed before the backward"
+            self._give_up(reason, HotCompileError(f"compiled code of {self._graph.region}: {reason}"))
+        elif not self._is_decided or not changed <= self._copied:
+            self._is_decided, self._copied = True, self._copied | changed
+            self._instead = self._decided
+
+    def _decided(self, *args: Any) -> Any:
+        """The first run after it: what is there in run after run (a buffer) may be changed in a later one.
+
+        Parameters mostly are not, before the backward, and a copy of each would cost too much.
+        """
+        backwards, self._backwards = self._backwards, []
+        if any(backward.found for backward in backwards):
+            reason = "its outputs have backwards of their own, and one frees or changes what another needs"
+            return self._give_up(reason, HotCompileError(f"{self._graph.region}: {reason}"))(*args)
+        lasting = {i for i, seen in self._seen.items() if seen() is args[i]}
+        self._copied |= lasting - self._fixed
+        instead = self._watched if self._graph.unwatched is None and self._left > 0 else self._rest
+        if self._copied:
+            instead = with_copies(instead or self._unwatched, self._copied)
+            self._rest = with_copies(self._unwatched, self._copied)
+        self._instead = instead
+        return (instead or self._unwatched)(*args)
+
+    def _unwatched(self, *args: Any) -> Any:
+        return self._unwatched_run(args)
+
+    def _watched(self, *args: Any) -> Any:
+        if not self._watch.armed:
+            return self._unwatched_run(args)
+        self._left -= 1
+        if self._left == 0:
+            self._instead = self._rest
+        return self._watched_run(args)
+
+    def _watched_run(self, args: Sequence[Any]) -> Any:
+        assert self._tripwire is not None
+        before = self._tripwire.before(args)
+        try:
+            outputs = self._compiled(*args)
+        except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
+            failure = error
+        else:
+            found = self._tripwire.finds(outputs, args, before)
+            return self._tripped(outputs, args, before) if found else outputs
+        return self._answered(failure, args, before)
+
+    def _unwatched_run(self, args: Sequence[Any]) -> Any:
+        try:
+            return self._compiled(*args)
+        except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
+            failure = error
+        return self._answered(failure, args)
+
+    def _tripped(self, outputs: Any, args: Sequence[Any], before: Before) -> Any:
+        """Compiled code made NaN or Inf where eager does not."""
+        self._watch.tripped.append(self._graph)
+        reason = f"NaN or Inf in run {self._graph.runs}, where eager has finite numbers"
+        answer = self._about_wrong_code(reason)
+        if answer is None:
+            return outputs
+        before.put_back()
+        return answer(*args)
+
+    def _about_wrong_code(self, reason: str) -> CompiledFn | None:
+        """What is to run from now on in place of wrong code, ``None`` if that is used all the same."""
+        message = f"compiled code of {self._graph.region} is not right: {reason}"
+        if self._watch.parity == "raise":
+            raise ParityError(f"{message}. Set parity='auto' to train on eagerly.")
+        if self._watch.parity == "warn":
+            warn(f"{message}. It is used all the same: parity='warn'.")
+            return None
+        return self._give_up(f"not right: {reason}", ParityError(message))
+
+    def _answered(self, failure: Exception, args: Sequence[Any], before: Before | None = None) -> Any:
+        """Eager's answer to a run that raised; eager's own error, if it raises as well, is the user's."""
+        if isinstance(failure, StopRecompute) or self._watch.raise_errors:
+            raise failure
+        reason = f"compiled code raised in run {self._graph.runs}: {first_line(failure)}"
+        if isinstance(failure, LayoutChangedError):  # nothing has run: the optimizer's own step answers
+            self._give_up(reason, failure)
+            raise failure
+        if before is not None:
+            before.put_back()
+        elif self._changes_what_it_holds():
+            self._give_up(reason, failure)
+            raise failure
+        let_go(failure)
+        answer = self._eager(*args)
+        self._give_up(reason, failure)
+        return answer
+
+    def _changes_what_it_holds(self) -> bool:
+        parity = self._graph.parity
+        compared = parity is not None and parity.agrees is not None
+        return bool(parity.changed_held if parity is not None and compared else self._held)
+
+    def _give_up(self, reason: str, error: BaseException) -> CompiledFn:
+        _log.debug("%s: %s", self._graph.region, reason, exc_info=error)
+        self._graph.error = reason
+        self._instead = self._eager
+        self._watch.on_failure(error)
+        return self._eager

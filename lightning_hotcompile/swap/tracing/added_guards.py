@@ -1,0 +1,221 @@
+"""Guards that Dynamo leaves out: on what is in no dict and no object, on orders, and on which object it was.
+
+Compiled code would go on without a key that a later batch has (``batch.pop("labels")`` and then
+``batch.get("mask")``), with the fallback of a ``try`` around a missing key or attribute that a hook has added
+since, through keyword arguments in the order that they had while it was traced, or down the one branch of
+``if self.current is self.first``.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.exc import ObservedAttributeError
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource, is_from_local_source
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariable has moved in torch 2.13
+    BaseListVariable,
+    ConstDictVariable,
+    LazyVariableTracker,
+    SetVariable,
+    TensorVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    UserMethodVariable,
+    builder,
+    builtin,
+)
+from torch._dynamo.variables.misc import ObjectVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable
+from torch._dynamo.variables.torch import BaseTorchVariable
+from torch._dynamo.variables.user_defined import FrozenDataClassVariable
+from torch.nn import Parameter
+
+from lightning_hotcompile.swap.tracing.overrides import Override
+
+_PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
+_REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
+_ABSENT_KEY = "getitem_const_raise_exception_if_absent"
+_GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
+
+_IDENTITY, _SAME = "vt_identity_compare", "make_dupe_guard"
+_COMPARED = hasattr(builtin, _IDENTITY)
+"""Whether torch has one function for it. ``is`` has its name in ``builtin``, ``==`` and ``in`` elsewhere."""
+
+_OBJECTS = (UserDefinedObjectVariable, UserFunctionVariable, ObjectVariable)
+_KEYS = (*_OBJECTS, UserDefinedClassVariable, BaseTorchVariable)
+_CONTAINERS = (ConstDictVariable, SetVariable, BaseListVariable)
+
+_ALIASES = "_hotcompile_aliases"
+"""Where a graph in the making keeps which other name an object has, by the one that it goes by."""
+
+
+def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
+    """What Dynamo does otherwise.
+
+    Args:
+        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
+    """
+
+    def guard_key(variable: Any, key: Any) -> None:
+        """Which object it was that a dict or set does not have; of functions Dynamo guards the code alone."""
+        key = key.realize() if isinstance(key, LazyVariableTracker) else key
+        if isinstance(key, BaseListVariable):
+            for item in key.items:
+                guard_key(variable, item)
+        elif _is_method(key):  # each read of one makes another
+            names = ("__self__", "__func__") if key.source else ()
+            for part in names:
+                install_guard(AttrSource(key.source, part).make_guard(GuardBuilder.ID_MATCH))
+        elif isinstance(key, NumpyNdarrayVariable) or (_has_own_hash(key) and not _is_guarded_by_value(key)):
+            break_the_graph(
+                gb_type="lookup of an object that is compared by its value",
+                context=f"{key}",
+                explanation="Dynamo looks for the same object, and has an array for a number of numpy's.",
+                hints=[],
+            )
+        elif key.source and (isinstance(key, UserFunctionVariable) or _is_forgotten(variable, key)):
+            install_guard(key.source.make_guard(GuardBuilder.ID_MATCH))
+
+    def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name in _REMOVE and variable.source is not None:
+            variable.install_dict_keys_match_guard()  # which is taken to be there for what comes after it
+        if name in _LOOKS_UP and args and args[0]:
+            guard_key(variable, args[0][0])
+        return prior(variable, tx, name, *args, **kwargs)
+
+    def keys_match(prior: Any, variable: Any) -> Any:
+        """The order as well."""
+        if variable.source is not None and is_from_local_source(variable.source):
+            _tracing().output.guard_on_key_order.add(variable.source)
+        return prior(variable)
+
+    def absent_key(prior: Any, variable: Any, tx: Any, key: Any) -> Any:
+        if variable.source is not None and key not in variable:
+            variable.install_dict_contains_guard(tx, [key])
+        else:
+            guard_key(variable, key)
+        return prior(variable, tx, key)
+
+    def looked_up(prior: Any, variable: Any, tx: Any, keys: Any) -> Any:
+        prior(variable, tx, keys)
+        guard_key(variable, keys[0])
+
+    def absent_attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
+        try:
+            return prior(variable, tx, name)
+        except ObservedAttributeError:
+            if variable.source is not None and not hasattr(variable.value, name):
+                install_guard(_has_attribute(variable.source, name))
+            raise
+
+    def identity(prior: Any, left: Any, right: Any) -> Any:
+        if _is_method(left) and _is_method(right):  # two that are equal are two to Dynamo
+            return break_the_graph(
+                gb_type="comparison of methods",
+                context=f"{left} {right}",
+                explanation="Each read of a method makes a new one, and two of the same object are equal.",
+                hints=[],
+            )
+        for source in _names_of_compared(left, right):
+            install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+        return prior(left, right)
+
+    def is_the_same(prior: Any, left: Any, right: Any) -> Any:
+        if all(isinstance(each, _CONTAINERS) and each.source for each in (left, right)):
+            return break_the_graph(
+                gb_type="comparison of containers by identity",
+                context=f"{left} {right}",
+                explanation="Dynamo looks at what a dict, list, tuple or set holds, and not at which it is.",
+                hints=[],
+            )
+        return identity(prior, left, right)
+
+    def example_value(prior: Any, node: Any) -> Any:
+        """Of a tensor whose identity is asked; which parameter it was Dynamo does not guard."""
+        argument = node.meta.get("grapharg")
+        if argument is not None and argument.source and isinstance(argument.example, Parameter):
+            install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
+        return prior(node)
+
+    def same_object(prior: Any, source: Any, known_by: Any) -> Any:
+        """Dynamo has no guard for one that is in the step's reach and in a module of Python's as well."""
+        guard = prior(source, known_by)
+        if guard is None and known_by and known_by != source:
+            vars(_tracing().output).setdefault(_ALIASES, {})[known_by] = source
+        return guard
+
+    def of_tracing(*_: Any, **__: Any) -> Any:
+        return _tracing()
+
+    found = [
+        Override(builtin, _IDENTITY, is_the_same, translator=of_tracing),
+        Override(sys.modules.get(_PROTOCOL, builtin), _IDENTITY, identity, translator=of_tracing),
+        Override(builtin, "extract_fake_example_value", example_value, translator=of_tracing),
+        *([Override(builder, _SAME, same_object, translator=of_tracing)] if _COMPARED else []),
+        Override(ConstDictVariable, "call_method", dict_method),
+        Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
+        Override(ConstDictVariable, _ABSENT_KEY, absent_key),
+        Override(ConstDictVariable, "install_dict_contains_guard", looked_up),
+        Override(SetVariable, "install_set_contains_guard", looked_up),
+        Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
+    ]
+    return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+
+
+def _names_of_compared(left: Any, right: Any) -> list[Any]:
+    """Where two things of one kind come from that are there before the step."""
+    if not all(isinstance(each, _OBJECTS) and each.source for each in (left, right)):
+        return []  # one is made in the step, or is a value, which is guarded
+    if left is right:
+        other = vars(_tracing().output).get(_ALIASES, {}).get(left.source)
+        return [left.source, other] if other is not None else []
+    same_kind = type(_value_of(left)) is type(_value_of(right))  # else a type tells them apart
+    return [left.source, right.source] if same_kind else []
+
+
+def _is_forgotten(variable: Any, key: Any) -> bool:
+    is_one = isinstance(key, _KEYS) or _is_parameter(key)
+    return is_one and not _has_own_hash(key) and key not in variable
+
+
+def _has_own_hash(variable: Any) -> bool:
+    """Whether an object is looked up by its value; one that is equal may be another one each time."""
+    hashes: Any = getattr(type(_value_of(variable)), "__hash__", None)
+    return isinstance(variable, UserDefinedObjectVariable) and hashes is not object.__hash__
+
+
+def _is_guarded_by_value(variable: Any) -> bool:
+    return isinstance(variable, FrozenDataClassVariable) or isinstance(variable.value, (tuple, enum.Enum))
+
+
+def _is_parameter(variable: Any) -> bool:
+    kind = getattr(variable, "class_type", None)
+    return isinstance(variable, TensorVariable) and isinstance(kind, type) and issubclass(kind, Parameter)
+
+
+def _is_method(variable: Any) -> bool:
+    return isinstance(variable, UserMethodVariable) or isinstance(_value_of(variable), types.MethodType)
+
+
+def _value_of(variable: Any) -> Any:
+    return variable.value if isinstance(variable, UserDefinedObjectVariable) else variable
+
+
+def _has_attribute(source: Any, name: str) -> Any:
+    """A guard on whether what has this source has an attribute."""
+    if "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+        return source.make_guard(functools.partial(GuardBuilder.HASATTR, attr=name))
+    return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # before torch 2.13
+
+
+def _tracing() -> Any:
+    return InstructionTranslator.current_tx()

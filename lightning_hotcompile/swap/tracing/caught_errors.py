@@ -1,0 +1,214 @@
+"""Operations whose errors the user's code catches are left to Python, at the price of a graph break.
+
+Whether a matrix has a Cholesky factor, an index is in range or memory suffices shows when the operation runs.
+Dynamo traces it with tensors that have no data, on which it never fails: the handler is no part of the graph,
+and the error comes from the compiled code as a whole, outside of the ``try``. So a step that skips such a
+batch, or goes another way, would end the training. Dynamo takes up no function again within a ``try``: all of
+it runs eagerly, and what it calls is compiled by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.resume_execution import ContinueExecutionCache
+
+from lightning_hotcompile.swap.tracing.overrides import Override
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
+"""What operations raise by what their tensors hold; errors of linear algebra and of memory are such, too.
+
+``assert`` on a tensor is an operation of the graph.
+"""
+
+
+def errors_stay_caught(break_the_graph: Callable[..., Any]) -> list[Override]:
+    """What Dynamo does otherwise.
+
+    Args:
+        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
+    """
+
+    def create_proxy(prior: Any, output: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        frame = _catching(output.current_tx) if kind.startswith("call_") else None
+        if frame is not None:
+            break_the_graph(
+                gb_type="operation whose errors are caught",
+                context=f"{frame.f_code.co_name}, line {frame.lineno}",
+                explanation="Its error would not come to the handler of the function.",
+                hints=[],
+            )
+        return prior(output, kind, *args, **kwargs)
+
+    return [
+        Override(
+            OutputGraph, "create_proxy", create_proxy, translator=lambda output, *_, **__: output.root_tx
+        )
+    ]
+
+
+def _catching(translator: Any) -> Any | None:
+    """The translator of the function that would catch an error of the operation that is traced now.
+
+    That is the function with the operation, or one that it was called from; ``None`` if no function would.
+    """
+    raised = Raised.BY_OPERATION
+    while translator is not None:
+        raised = passed_on(translator.f_code, translator.lineno, translator.f_globals, raised)
+        if raised is Raised.CAUGHT:
+            return translator
+        translator = getattr(translator, "parent", None)
+    return None
+
+
+class Raised(Enum):
+    """The error of an operation, on its way through handlers."""
+
+    BY_OPERATION = auto()
+    """As the operation has raised it."""
+
+    ANY = auto()
+    """A handler may have raised another one in its place."""
+
+    CAUGHT = auto()
+    """A handler goes on."""
+
+
+def passed_on(
+    code: types.CodeType, line: int, namespace: Mapping[str, Any], raised: Raised = Raised.BY_OPERATION
+) -> Raised:
+    """What becomes of an error in a line of a function, for those that called it.
+
+    Its source is read: where there is none, no handler is seen. Torch's own functions do not count.
+
+    Args:
+        code: of the function.
+        line: in its file.
+        namespace: its globals, where the names of errors are looked up; one that is not there may be any.
+        raised: the error as it comes to that line.
+    """
+    code = _as_written(code)
+    if not _may_have_handlers(code) or code.co_filename.startswith(_TORCH):
+        return raised
+    for guarded in _guarded(code):
+        if guarded.first <= line <= guarded.last:
+            outcomes = {h.outcome for h in guarded.handlers if _may_catch(h, namespace, raised)}
+            if Raised.CAUGHT in outcomes:
+                return Raised.CAUGHT
+            raised = Raised.ANY if Raised.ANY in outcomes else raised
+    return raised
+
+
+def _as_written(code: types.CodeType) -> types.CodeType:
+    """The user's function, of which Dynamo has made one that goes on after a graph break."""
+    made = ContinueExecutionCache.generated_code_metadata.get(code)
+    return code if made is None else made.code
+
+
+def _may_have_handlers(code: types.CodeType) -> bool:
+    return sys.version_info < (3, 11) or bool(code.co_exceptiontable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Handler:
+    kind: ast.expr | None
+    """What it names: ``None`` if all errors."""
+
+    outcome: Raised
+    by: ast.expr | None = None
+    """What makes a context manager, which is a handler only if that is ``contextlib.suppress``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Guarded:
+    first: int
+    last: int
+    handlers: tuple[_Handler, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _guarded(code: types.CodeType) -> tuple[_Guarded, ...]:
+    """Lines with handlers around them, the innermost first."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        # Not dedented: a comment, or a line of a string, may begin at the margin.
+        tree = ast.parse("if True:\n" + "".join(lines) if lines[0][:1].isspace() else "\n" + "".join(lines))
+    except Exception:  # noqa: BLE001  # no source, or lines that are no statement by themselves (a lambda)
+        return ()
+    above = first - 2
+    return tuple(
+        _Guarded(
+            first=above + node.body[0].lineno,
+            last=above + (node.body[-1].end_lineno or sys.maxsize),
+            handlers=tuple(_handlers(node)),
+        )
+        for node in reversed(list(ast.walk(tree)))  # which goes by depth
+        if isinstance(node, (ast.Try, ast.With))
+    )
+
+
+def _handlers(node: ast.Try | ast.With) -> Iterator[_Handler]:
+    if isinstance(node, ast.Try):
+        for handler in node.handlers:
+            yield _Handler(kind=handler.type, outcome=_outcome(handler))
+        return
+    for item in node.items:
+        if isinstance(call := item.context_expr, ast.Call):
+            for kind in call.args:
+                yield _Handler(kind=kind, outcome=Raised.CAUGHT, by=call.func)
+
+
+def _outcome(handler: ast.ExceptHandler) -> Raised:
+    """Caught where the function may go on after it, or return: not where it raises in the end."""
+    leaves = (ast.Return, ast.Continue, ast.Break)
+    within = [node for statement in handler.body for node in ast.walk(statement)]
+    if not isinstance(handler.body[-1], ast.Raise) or any(isinstance(node, leaves) for node in within):
+        return Raised.CAUGHT
+    raises = [node.exc for node in within if isinstance(node, ast.Raise)]
+    return Raised.ANY if any(error is not None for error in raises) else Raised.BY_OPERATION
+
+
+def _may_catch(handler: _Handler, namespace: Mapping[str, Any], raised: Raised) -> bool:
+    if handler.by is not None and contextlib.suppress not in _found(handler.by, namespace):
+        return False
+    if handler.kind is None or raised is Raised.ANY:
+        return True
+    names = handler.kind.elts if isinstance(handler.kind, ast.Tuple) else [handler.kind]
+    return any(_is_of_operations(error) for name in names for error in _found(name, namespace))
+
+
+def _found(name: ast.expr, namespace: Mapping[str, Any]) -> Iterator[Any]:
+    """The class that a name or ``module.name`` stands for, or all of a tuple; ``Exception`` if unknown."""
+    path: list[str] = []
+    while isinstance(name, ast.Attribute):
+        path.insert(0, name.attr)
+        name = name.value
+    try:
+        found = (namespace if name.id in namespace else vars(builtins))[name.id]  # type: ignore[attr-defined]
+        for part in path:
+            found = getattr(found, part)
+    except Exception:  # noqa: BLE001  # a call, a local variable, a module's __getattr__
+        found = Exception
+    yield from found if isinstance(found, tuple) else (found,)
+
+
+def _is_of_operations(error: Any) -> bool:
+    if not isinstance(error, type):
+        return True
+    of_torch = str(error.__module__).partition(".")[0] == "torch" and issubclass(error, _BY_OPERATIONS)
+    return of_torch or any(issubclass(each, error) for each in _BY_OPERATIONS)

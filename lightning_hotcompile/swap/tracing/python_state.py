@@ -1,0 +1,150 @@
+"""State of Python's own objects that Dynamo takes for a constant: it is left to Python, at a graph break.
+
+Compiled code would draw the number that was drawn while it was traced, step after step, and say nothing:
+
+- ``random.Random`` objects that are there before the step, from torch 2.14 on also the one behind
+  ``random.shuffle``, ``random.sample`` and ``random.seed``;
+- what ``popitem`` takes from a ``dict`` or an ``OrderedDict``, and the order after ``move_to_end``;
+- the order of a set that is made or changed in the step, and what ``pop`` takes from one;
+- a ``deque`` with ``maxlen``, which is traced as one without;
+- an attribute of a class that the step sets: read from an instance it would be the one from before;
+- the text of a number that changes, in a format (``f"{n:02}"``): it would be the format of its text;
+- from torch 2.14 on, a generator that has not begun.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch._dynamo.variables as variables
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.misc import RandomVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
+
+from lightning_hotcompile.swap.tracing.overrides import Override
+
+
+def left_to_python(break_the_graph: Callable[..., Any]) -> list[Override]:
+    """What Dynamo does otherwise.
+
+    Args:
+        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
+    """
+
+    def broken(what: str, name: str, variable: Any) -> Any:
+        return break_the_graph(
+            gb_type=what,
+            context=f"{name} {variable}",
+            explanation="It changes from step to step, and no guard of Dynamo's looks at it.",
+            hints=[],
+        )
+
+    def random_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if variable.source is None:  # made in the step: the same one each time
+            return prior(variable, tx, name, *args, **kwargs)
+        return broken("state of a random number generator of Python's", name, variable)
+
+    def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if variable.source is not None and name in ("popitem", "move_to_end"):
+            return broken("order of a dict", name, variable)
+        return prior(variable, tx, name, *args, **kwargs)
+
+    def wrapped(prior: Any, builder: Any, value: Any) -> Any:
+        if isinstance(value, deque) and value.maxlen is not None:
+            return broken("deque with maxlen", "use of", builder)
+        if isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
+            return builder.wrap_user_defined(value)  # as torch before 2.14 does: its use ends the graph
+        return prior(builder, value)
+
+    def in_order(prior: Any, variable: Any, tx: Any) -> Any:
+        if _has_own_order(variable, tx):
+            return broken("order of a set", "use of", variable)
+        return prior(variable, tx)
+
+    def set_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        changes = name in _CHANGE_SETS and (variable.source is not None or name == "pop")
+        if changes and _is_set(variable) and not _is_as_before(variable, name, *args):
+            return broken("order of a set", name, variable)
+        return prior(variable, tx, name, *args, **kwargs)
+
+    def stored(prior: Any, effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(item, variables.UserDefinedClassVariable) and item.source is not None:
+            return broken("attribute of a class", name, item)
+        return prior(effects, item, name, *args, **kwargs)
+
+    def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
+        if isinstance(tx.stack[-1], SymNodeVariable) and spec.as_python_constant():
+            return broken("text of a number", str(spec.as_python_constant()), tx.stack[-1])
+        return prior(tx, spec, flags)
+
+    found = [
+        Override(RandomVariable, "call_method", random_method),
+        *(Override(kind, "call_method", dict_method) for kind in _dicts()),
+        Override(VariableBuilder, "_wrap", wrapped, translator=lambda builder, value: builder.tx),
+        Override(SideEffects, "store_attr", stored, translator=lambda *_, **__: _tracing()),
+        Override(InstructionTranslatorBase, "_format_value", formatted, translator=lambda tx, *_: tx),
+        *(Override(kind, "call_method", set_method) for kind in _sets()),
+        *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),
+    ]
+    return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+
+
+_CHANGE_SETS = frozenset({"add", "clear", "discard", "pop", "remove", "update"}) | frozenset(
+    {"difference_update", "intersection_update", "symmetric_difference_update"}
+)
+"""Methods after which Dynamo would fill the set anew, and so change its order."""
+
+_NOT_IF = {"add": True, "discard": False}
+"""Methods that change nothing if the item is there, or if it is not."""
+
+_ITERATE = ("tp_iter_impl", "unpack_var_sequence")
+_POLYFILLS = os.path.join("torch", "_dynamo", "polyfills")
+
+
+def _is_set(variable: Any) -> bool:
+    return variable.python_type() in (set, frozenset)
+
+
+def _is_as_before(variable: Any, name: str, items: Any = (), *_: Any) -> bool:
+    """Whether this leaves a set as it is, as ``nn.Module`` does with names that are not in one of its own."""
+    return name in _NOT_IF and len(items) == 1 and (items[0] in variable) is _NOT_IF[name]
+
+
+def _has_own_order(variable: Any, tx: Any) -> bool:
+    """Whether Python goes through a set in another order than Dynamo, which goes by when items were added.
+
+    One from before the step is traced in its own order, as long as the step does not change it. What torch
+    has of its own for sets (a union, a difference) makes sets again.
+    """
+    if not _is_set(variable) or len(variable.items) < 2 or _POLYFILLS in tx.f_code.co_filename:
+        return False
+    if variable.source is not None and not tx.output.side_effects.is_modified(variable):
+        return False
+    items = [key.vt for key in variable.items]
+    if not all(item.is_python_constant() for item in items):
+        return True  # it goes by their addresses
+    values = [item.as_python_constant() for item in items]
+    return list(dict.fromkeys(values)) != list(set(values))
+
+
+def _tracing() -> Any:
+    return InstructionTranslator.current_tx()
+
+
+def _dicts() -> list[type]:
+    return _kinds("ConstDictVariable", "OrderedDictVariable")  # the latter from torch 2.13 on
+
+
+def _sets() -> list[type]:
+    return _kinds("SetVariable")
+
+
+def _kinds(*names: str) -> list[type]:
+    return [getattr(variables, name) for name in names if hasattr(variables, name)]

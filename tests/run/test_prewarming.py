@@ -1,0 +1,490 @@
+"""A child process compiles ahead: the phase before the flip, and what happens if the child fails."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hotcompile import HotCompile
+from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
+from lightning_hotcompile.plan import compile_cost
+from lightning_hotcompile.plan.forecast import Decision
+from lightning_hotcompile.run import ahead, flip, weighing
+from lightning_hotcompile.run.session import Session
+from lightning_hotcompile.swap.prewarm import run
+from lightning_hotcompile.swap.prewarm.parent import Job, Result, Status
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, loader, make_trainer, seeded
+
+GO = Decision(go=True, reason="it pays")
+
+
+class TestMachine:
+    def test_it_comes_before_the_flip(self) -> None:
+        found = advance(State(), Facts(hot=True, decision=GO, prewarm="wanted"))
+        assert (found.state.phase, found.action) == (Phase.PREWARMING, Action.PREWARM)
+        assert found.state.flips == 0, "nothing was compiled for use yet"
+
+    def test_training_goes_on_while_it_runs(self) -> None:
+        state = State(phase=Phase.PREWARMING)
+        assert advance(state, Facts(prewarm="running")) == advance(state, Facts(prewarm="running"))
+        assert advance(state, Facts(prewarm="running")).action is Action.NONE
+
+    def test_then_it_flips(self) -> None:
+        state = State(phase=Phase.PREWARMING, reason="it pays")
+        found = advance(state, Facts(prewarm="over"))
+        assert (found.state.phase, found.state.flips, found.action) == (Phase.FLIPPING, 1, Action.INSTALL)
+        assert found.state.reason == "it pays"
+
+    def test_no_prewarm_flips_at_once(self) -> None:
+        assert advance(State(), Facts(hot=True, decision=GO)).state.phase is Phase.FLIPPING
+
+
+class Scripted:
+    """Stands in for the run of a child process that is over after some looks at it."""
+
+    looks = 5
+    made: list[Scripted]
+
+    def __init__(self, trace: Any, **options: Any) -> None:
+        self.trace, self.options = trace, options
+        self.graphs: list[str] = []
+        self.calls: list[str] = []
+        type(self).made.append(self)
+
+    @property
+    def is_tracing(self) -> bool:
+        return self.trace is not None
+
+    is_slowing = False
+    took_s = 12.5
+    has_compiled = True
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+        self.trace.witness.collect = lambda region, *_: self.graphs.append(region)
+        self.trace.put()
+        self.trace.gate.open(flip.Lane.COMPILE)
+
+    def end_step(self) -> None:
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            self.calls.append("end")
+            trace.take_out()
+
+    def is_over(self) -> bool:
+        self.looks -= 1
+        return self.looks <= 0
+
+    def in_words(self) -> str:
+        return f"prewarm: scripted, {len(self.graphs)} graphs"
+
+    def cancel(self) -> None:
+        self.end_step()
+        self.calls.append("cancel")
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
+    Scripted.made = []
+    monkeypatch.setattr(ahead, "PrewarmRun", Scripted)
+    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    return Scripted
+
+
+@pytest.mark.parametrize("scope", ["step", "regions"])
+def test_one_step_is_traced_and_training_goes_on_eagerly(scripted: type[Scripted], scope: str) -> None:
+    plain, model, callback = seeded(Net), seeded(Net), hot(scope=scope)
+    fit(plain, max_epochs=6)
+    fit(model, [callback], max_epochs=6)
+    assert_same(plain, model)
+    report = callback.report
+    phases = [e["phase"] for e in report.events if e["kind"] == "phase_changed"]
+    assert phases[:3] == ["prewarming", "flipping", "settling"]
+    assert report.phase == "steady"
+    assert all(r.proven for r in report.regions)
+    (made,) = scripted.made
+    assert made.calls[:2] == ["begin", "end"]
+    assert made.calls[-1] == "cancel"
+    planned = {r.name for r in report.regions}
+    assert set(made.graphs) == planned, "each region was traced"
+    assert sum(r.compiles for r in report.regions) == len(planned), "and compiled once, for use"
+    assert any(note == f"prewarm: scripted, {len(made.graphs)} graphs" for note in report.notes)
+    assert {"prewarming"} <= {p.name for p in report.phases}
+
+
+def test_a_step_that_never_comes_back_gives_its_threads_back(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next kind of step waits for the child; its own steps would be no measure meanwhile."""
+    monkeypatch.setattr(scripted, "is_slowing", property(lambda self: self.looks > 0))
+    monkeypatch.setattr(scripted, "looks", 20)
+
+    class Freezes(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.inp.requires_grad_(self.global_step < 6)
+
+    callback = hot(scope="step")
+    fit(seeded(Freezes), [callback], max_epochs=6)
+    (made,) = scripted.made
+    assert made.looks <= 0
+    installed = [e["step"] for e in callback.report.events if e.get("phase") == "flipping"]
+    assert len(installed) == 1
+    assert 6 < installed[0] < 40
+    assert callback.report.phase == "steady"
+    assert callback.report.speedup is not None
+
+
+def test_a_run_that_ends_first_ends_the_child(scripted: type[Scripted]) -> None:
+    scripted.looks = 10_000
+    try:
+        model, callback = seeded(Net), hot(scope="step")
+        fit(model, [callback], max_epochs=1)
+    finally:
+        scripted.looks = 5
+    assert callback.report.phase == "prewarming"
+    assert scripted.made[0].calls[-1] == "cancel"
+    assert "training_step" not in vars(model)
+
+
+def test_an_exception_in_the_traced_step_gives_the_model_back(scripted: type[Scripted]) -> None:
+    class Fails(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            if self.global_step == 3:
+                raise ValueError("mine")
+            return loss
+
+    model = seeded(Fails)
+    with pytest.raises(ValueError, match="mine"):
+        fit(model, [hot(scope="step")])
+    assert "training_step" not in vars(model)
+    assert "log" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"prewarm": False}, "prewarm=False"),
+        ({"backend": "aot_eager"}, "no cache on disk"),
+        ({"threshold": 0}, "threshold=0"),
+    ],
+    ids=str,
+)
+def test_why_there_is_none(options: dict[str, Any], reason: str) -> None:
+    seen: list[str | None] = []
+
+    class Looks(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            seen.append(callback._runs["train"].session.rounds.now.weighing.why_no_prewarm())
+
+    callback = hot(**{"backend": "inductor", "prewarm": True, "threshold": 1000, **options})
+    make_trainer([callback, Looks()], max_steps=1, max_epochs=-1).fit(seeded(Net), loader())
+    assert reason in str(seen[0])
+
+
+class Kept:
+    """Stands in for the child process: keeps what it is given."""
+
+    jobs: list[Job]
+
+    def __init__(self, **_: Any) -> None:
+        type(self).jobs = []
+
+    def start(self) -> None:
+        """There is no process."""
+
+    def add(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def close(self) -> None:
+        """There is no process."""
+
+    def poll(self) -> Status:
+        results = tuple(Result(name=j.name, seconds=1.0, error=None, cached=True) for j in self.jobs)
+        return Status(state="done", reason=None, seconds=2.0, results=results)
+
+    def cancel(self) -> None:
+        """There is no process."""
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
+    monkeypatch.setattr(run, "Prewarm", Kept)
+    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    return Kept
+
+
+class Hooks(pl.Callback):
+    """How many hooks there are after each optimizer's step."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        self.seen.append(sum(len(o._optimizer_step_post_hooks) for o in trainer.optimizers))
+
+
+def test_the_optimizer_goes_to_the_child_in_words(kept: type[Kept]) -> None:
+    plain, model, callback, hooks = seeded(Net), seeded(Net), hot(scope="step"), Hooks()
+    fit(plain, max_epochs=6)
+    fit(model, [hooks, callback], max_epochs=6)
+    assert_same(plain, model)
+    assert [(j.name, j.kind) for j in kept.jobs] == [("training_step", "graph"), ("optimizer 0", "optimizer")]
+    assert '"class": "AdamW"' in pickle.loads(kept.jobs[1].graph)["optimizer"]
+    assert any("2 of 2 graphs compiled by a child process" in note for note in callback.report.notes)
+    assert set(hooks.seen) == {0}, "a hook is there in the traced step only"
+    compiled = [e["region"] for e in callback.report.events if e["kind"] == "compiled"]
+    assert compiled[:2] == ["training_step", "optimizer 0"], "at the flip, not before"
+
+
+class Slow(Kept):
+    """It takes a while."""
+
+    looks = 3
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        type(self).looks = 3
+
+    def poll(self) -> Status:
+        status = super().poll()
+        type(self).looks -= 1
+        return status if self.looks <= 0 else replace(status, state="running")
+
+
+@pytest.fixture
+def one_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine of two cores on which training uses both."""
+    monkeypatch.setattr(run, "Prewarm", Slow)
+    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "threads_meanwhile", lambda _: 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Threads(pl.Callback):
+    """How many threads each step has, by the phase that it is in."""
+
+    def __init__(self, hot: HotCompile) -> None:
+        self.hot = hot
+        self.seen: list[tuple[str, int]] = []
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        self.seen.append((self.hot.phase, torch.get_num_threads()))
+
+
+@pytest.mark.usefixtures("one_of_two_threads")
+def test_a_child_that_is_done_is_known_to_be_whoever_asks() -> None:
+    class AsksToo(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            prewarm = callback._runs["train"].session.flip.ahead.prewarm
+            if callback.phase == "prewarming" and prewarm is not None:
+                prewarm.is_over()
+
+    callback = hot(scope="step")
+    fit(seeded(Net), [callback, AsksToo()], max_epochs=8)
+    assert callback.report.phase == "steady"
+
+
+@pytest.mark.usefixtures("one_of_two_threads")
+class TestFewerThreads:
+    def test_training_gives_one_up_while_the_child_compiles_and_gets_it_back(self) -> None:
+        callback = hot(scope="step")
+        fit(seeded(Net), [callback, threads := Threads(callback)], max_epochs=8)
+        while_prewarming = [n for phase, n in threads.seen if phase == "prewarming"]
+        assert while_prewarming[0] == 2, "the traced step: the number is part of the compiled code"
+        assert set(while_prewarming[1:]) == {1}
+        assert {n for phase, n in threads.seen if phase != "prewarming"} == {2}
+        assert torch.get_num_threads() == 2
+        assert callback.report.phase == "steady"
+        assert any("while training used 1 of its threads" in note for note in callback.report.notes)
+
+    def test_slower_steps_are_no_measure_of_eager_ones_and_count_as_a_cost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run, "_POLL_AFTER_S", 600.0)  # the child is asked by the number of steps alone
+        sessions: list[Session] = []
+
+        class Keeps(pl.Callback):
+            def on_train_batch_end(self, *_: Any) -> None:
+                sessions[:] = [callback._runs["train"].session]
+
+        callback = hot(scope="step")
+        fit(seeded(Net), [callback, Keeps()], max_epochs=8)
+        prewarming = next(p for p in callback.report.phases if p.name == "prewarming")
+        assert prewarming.steps > 10
+        assert prewarming.median_ms is None, "no usual step among them"
+        assert len(sessions[0].ledger._slowed) == prewarming.steps
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_it_gets_it_back_whatever_happens(self, error: type[BaseException]) -> None:
+        class Fails(Net):
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                if self.global_step == 9:
+                    seen.append(torch.get_num_threads())
+                    raise error("mine")
+                return super().training_step(batch, batch_idx)
+
+        seen: list[int] = []
+        with pytest.raises((error, SystemExit)):
+            fit(seeded(Fails), [hot(scope="step")])
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+
+    def test_a_run_that_ends_first_gets_it_back(self) -> None:
+        callback = hot(scope="step")
+        make_trainer([callback], max_steps=6, max_epochs=-1).fit(seeded(Net), loader())
+        assert callback.report.phase == "prewarming"
+        assert torch.get_num_threads() == 2
+
+
+class TwoOptimizers(Net):
+    """Steps two optimizers by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizers = self.optimizers()
+        assert isinstance(optimizers, list)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.SGD(self.blocks.parameters(), lr=1e-2, momentum=0.9),
+            torch.optim.Adam([*self.inp.parameters(), *self.head.parameters()], lr=1e-2),
+        ]
+
+
+def test_each_optimizer_goes_to_the_child(kept: type[Kept]) -> None:
+    plain, model = seeded(TwoOptimizers), seeded(TwoOptimizers)
+    fit(plain, max_epochs=6)
+    fit(model, [hot(scope="regions", compile_optimizer=True)], max_epochs=6)
+    assert_same(plain, model)
+    described = [j.name for j in kept.jobs if j.kind == "optimizer"]
+    assert described == ["optimizer 0", "optimizer 1"]
+
+
+def test_an_optimizer_that_cannot_be_described_is_told_and_left_to_the_flip(kept: type[Kept]) -> None:
+    class Unusual(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters())
+            optimizer.param_groups[0]["decay_rule"] = torch.sqrt
+            return optimizer
+
+    callback = hot(scope="step")
+    fit(seeded(Unusual), [callback], max_epochs=6)
+    assert [j.name for j in kept.jobs] == ["training_step"]
+    assert any("optimizer 0: its decay_rule is a builtin" in note for note in callback.report.notes)
+    assert all(r.proven for r in callback.report.regions)
+
+
+class WithMomentum(Net):
+    """SGD with momentum."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-2, momentum=0.9)
+
+
+class WithGroups(Net):
+    """AdamW with two groups and a schedule."""
+
+    def configure_optimizers(self) -> Any:
+        decayed = [p for p in self.parameters() if p.dim() > 1]
+        others = [p for p in self.parameters() if p.dim() <= 1]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed},
+            {"params": others, "weight_decay": 0.0, "lr": 1e-3},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
+        # up and down: the steps until the child is done are many, and a rate near 0 makes an eager update
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step % 10))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class WithSmallConvolutions(WithMomentum):
+    """Depthwise and 1x1: compiled code gives their gradients other strides, where there is one element."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.pointwise = nn.Conv2d(width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = (x[:, :, None] * x[:, None, :])[:, None]
+        return super().forward(self.pointwise(self.depthwise(self.stem(images)).relu()).mean((1, 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("net", "rows"),
+    [
+        (WithMomentum, (8,)),
+        (WithGroups, (8,)),
+        (WithSmallConvolutions, (8,)),
+        (WithMomentum, (5, 9, 6, 8, 7)),
+    ],
+)
+def test_the_flip_finds_what_the_child_has_compiled(
+    net: type[Net], rows: tuple[int, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    callback = hot(backend="inductor", scope="step", prewarm=True, compile_timeout=400)
+
+    class StopsWhenSettling(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            late = time.monotonic() - start > 600  # an upper bound: the test fails then
+            trainer.should_stop = late or callback.phase in ("settling", "steady", "reverted")
+
+    start = time.monotonic()
+    data = [next(iter(loader(n, n, seed=n))) for n in rows * 20]
+    train = torch.utils.data.DataLoader(data, batch_size=None)  # type: ignore[arg-type, var-annotated]
+    fit(seeded(net, width=8), [callback, StopsWhenSettling()], train=train, max_epochs=-1, max_steps=-1)
+    report = callback.report
+    assert report.phase in ("settling", "steady"), report.reason
+    compiled = [e for e in report.events if e["kind"] == "compiled"]
+    assert len(compiled) == 2, "step and optimizer"
+    hits = {e["region"]: e["cache_hit"] for e in compiled}
+    assert hits == {"training_step": True, "optimizer 0": True}, report.notes
+    assert any("2 of 2 graphs compiled by a child process" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("has_compiled", "words"), [(True, "its code is there"), (False, "no code yet")])
+def test_a_child_that_took_too_long_is_weighed_again(
+    scripted: type[Scripted],
+    cheap_compiles: None,
+    monkeypatch: pytest.MonkeyPatch,
+    has_compiled: bool,
+    words: str,
+) -> None:
+    """What was cheap when it began is dear when it is over, with few steps left."""
+
+    def is_over(self: Scripted) -> bool:
+        monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 100.0)
+        return True
+
+    monkeypatch.setattr(scripted, "is_over", is_over)
+    monkeypatch.setattr(scripted, "has_compiled", has_compiled)
+    callback = hot(cost_gate=True, prewarm=True)
+    fit(seeded(Net), [callback])
+    assert callback.report.phase == "declined"
+    assert f"too late after a child process, {words}: not worth it" in callback.report.reason
+    assert [e["phase"] for e in callback.report.events if "phase" in e][:2] == ["prewarming", "declined"]

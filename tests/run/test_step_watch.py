@@ -1,0 +1,68 @@
+"""Which step is recorded, and what is known of it then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_hotcompile.plan.prior import OpStatistics
+from lightning_hotcompile.receipt.step_record import StepRecord
+from lightning_hotcompile.run.step_watch import StepWatch, recorded_step
+from lightning_hotcompile.swap.inductor import cpp_wrapper, dropout_masks
+from tests.hot import hot
+from tests.models import Net, fit
+
+
+@pytest.mark.parametrize(
+    ("threshold", "step"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 2), (5, 3), (9, 7), (10, 8), (50, 8)]
+)
+def test_a_step_before_anything_is_compiled(threshold: int, step: int) -> None:
+    assert recorded_step(threshold) == step
+
+
+@pytest.mark.parametrize(("threshold", "is_timed"), [(1, False), (3, True), (10, True)])
+def test_times_of_the_first_step_are_not_used(
+    threshold: int, is_timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, found = list[int](), list[OpStatistics]()
+    begin, of = StepWatch.begin_recording, OpStatistics.of
+
+    def begun(self: StepWatch, record: StepRecord) -> None:
+        assert self._last is not None
+        steps.append(self._last.steps + 1)
+        begin(self, record)
+
+    def counted(*args: Any) -> OpStatistics:
+        found.append(of(*args))
+        return found[-1]
+
+    monkeypatch.setattr(StepWatch, "begin_recording", begun)
+    monkeypatch.setattr(OpStatistics, "of", counted)
+    fit(Net(), hot(threshold=threshold))
+    assert steps == [recorded_step(threshold)]
+    (statistics,) = found
+    assert statistics.fusible > 0
+    assert (statistics.light_s is not None) is is_timed
+    if is_timed:
+        assert 0 < statistics.light_s < statistics.all_s  # type: ignore[operator]
+
+
+def test_draws_that_compiled_code_makes_faster_are_light(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[frozenset[str]] = []
+    of = OpStatistics.of
+
+    def counted(*args: Any) -> OpStatistics:
+        asked.append(args[4])
+        return of(*args)
+
+    monkeypatch.setattr(OpStatistics, "of", counted)
+    monkeypatch.setattr(dropout_masks, "why_not_drawn_here", lambda: None)
+    monkeypatch.setattr(cpp_wrapper, "why_not_asked", lambda options: "asked for" if options else None)
+    fit(Net(), hot(threshold=10), max_steps=9)  # by aot_eager
+    given: list[dict[str, Any]] = [{}, {"random": "backend"}, {"options": {"cpp_wrapper": False}}]
+    for options in given:
+        fit(Net(), hot(threshold=10, backend="inductor", **options), max_steps=9)
+    monkeypatch.setattr(dropout_masks, "why_not_drawn_here", lambda: "eager has another way")
+    fit(Net(), hot(threshold=10, backend="inductor"), max_steps=9)
+    assert asked == [frozenset(), frozenset({"bernoulli"}), frozenset(), frozenset(), frozenset()]

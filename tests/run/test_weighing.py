@@ -1,0 +1,136 @@
+"""What compiling once more would cost and save in what is left of a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
+from lightning_hotcompile.plan.forecast import Expectation
+from lightning_hotcompile.receipt.step_record import PairedUnits
+from lightning_hotcompile.run import weighing
+from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.signature import StepSignature
+
+
+def twice_as_fast() -> Track:
+    pairs = PairedUnits()
+    for _ in range(10):
+        pairs.add_unit(False, 0.02, False)
+        pairs.add_unit(True, 0.01, False)
+    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None, 0)
+    return Track(signature=signature, pairs=pairs)
+
+
+def weighs(**given: Any) -> Weighing:
+    """Compiling takes 5 s, an eager step 10 ms, and half of that is saved."""
+    found = Weighing.__new__(Weighing)
+    facts = {"step_s": 0.01, "cost_gate": True, "min_speedup": 1.02, **given}
+    found._ledger = SimpleNamespace(eager_step_s=facts["step_s"])  # type: ignore[assignment]
+    found._config = SimpleNamespace(  # type: ignore[assignment]
+        cost_gate=facts["cost_gate"], min_speedup=facts["min_speedup"]
+    )
+    found._assumed = lambda *_: SimpleNamespace(compile_s=5.0)  # type: ignore[assignment, method-assign, return-value]
+    found._trainer, found._stage = None, "train"  # type: ignore[assignment]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("left", "pays"), [(None, True), (10_000, True), (1001, True), (999, False), (0, False)]
+)
+def test_a_recompile_pays_if_what_is_left_saves_more_than_it_costs(
+    left: int | None, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    assert weighs().recompile_pays(twice_as_fast()) is pays
+
+
+def test_without_a_forecast_or_a_measure_it_is_not_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: 1)
+    unmeasured = twice_as_fast()
+    unmeasured.pairs = PairedUnits()
+    assert weighs(cost_gate=False).recompile_pays(twice_as_fast())
+    assert weighs(min_speedup=0).recompile_pays(twice_as_fast())
+    assert weighs(step_s=None).recompile_pays(twice_as_fast())
+    assert weighs().recompile_pays(unmeasured)
+
+
+LEFT_AND_LATE = [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
+
+
+def after_a_child(*, has_compiled: bool, **given: Any) -> Weighing:
+    """Compiling takes 5 s by the prior, and half of each step is saved; nothing is known of other runs."""
+    found = weighs(**given)
+    found._flip = SimpleNamespace(  # type: ignore[assignment]
+        ahead=SimpleNamespace(prewarm=SimpleNamespace(has_compiled=has_compiled))
+    )
+    found._memory = SimpleNamespace(  # type: ignore[assignment]
+        of=lambda _: None, forgone_s=lambda _: 0.0, is_lasting=lambda _: False
+    )
+    found._plan = SimpleNamespace(name="step")  # type: ignore[assignment]
+    found._assumed = lambda *_: Expectation(compile_s=5.0, speedup=2.0)  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(("left", "late"), LEFT_AND_LATE)
+def test_what_a_child_has_compiled_is_loaded_if_what_is_left_saves_more_than_that_takes(
+    left: int | None, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    decision = after_a_child(has_compiled=True).too_late(twice_as_fast())
+    assert (decision is not None) is late
+    assert decision is None or (not decision.go and "its code is there: not worth it" in decision.reason)
+    assert after_a_child(has_compiled=True, cost_gate=False).too_late(twice_as_fast()) is None
+    assert after_a_child(has_compiled=True, step_s=None).too_late(twice_as_fast()) is None
+
+
+@pytest.mark.parametrize(("left", "late"), [(1001, False), (999, True)])
+def test_after_a_child_that_compiled_nothing_a_whole_compile_is_weighed(
+    left: int, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    decision = after_a_child(has_compiled=False).too_late(twice_as_fast())
+    assert (decision is not None) is late
+    assert decision is None or "no code yet: not worth it" in decision.reason
+
+
+class TestFirstFlipOnAnAccelerator:
+    def weighs(self, monkeypatch: pytest.MonkeyPatch, **given: Any) -> Weighing:
+        facts = {"device": "cuda", "backend": "inductor", "graphs": 0, "known": None, **given}
+        monkeypatch.setattr(weighing, "device_type", lambda _: facts["device"])
+        monkeypatch.setattr(weighing, "graph_count", lambda: facts["graphs"])
+        found = Weighing.__new__(Weighing)
+        found._trainer = SimpleNamespace(lightning_module=None)  # type: ignore[assignment]
+        found._config = SimpleNamespace(backend=facts["backend"])  # type: ignore[assignment]
+        found._watch = SimpleNamespace(op_statistics=None)  # type: ignore[assignment]
+        found._plan = SimpleNamespace(name="step")  # type: ignore[assignment]
+        found._memory = SimpleNamespace(  # type: ignore[assignment]
+            expectation=lambda *_: Expectation(compile_s=10.0, speedup=1.2)
+        )
+        return found
+
+    def test_it_takes_longer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.weighs(monkeypatch)._assumed(None, 0.01).cost_s == 10.0 + START_ON_ACCELERATOR_S
+
+    @pytest.mark.parametrize("changes", [{"device": "cpu"}, {"backend": "aot_eager"}, {"graphs": 1}])
+    def test_not_where_a_compiler_was_started_or_there_is_none(
+        self, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    ) -> None:
+        assert self.weighs(monkeypatch, **changes)._assumed(None, 0.01).cost_s == 10.0
+
+    def test_what_an_earlier_run_took_holds_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        known, unknown = (cast(Profile, SimpleNamespace(compile_s=s)) for s in (8.0, None))
+        assert self.weighs(monkeypatch)._assumed(known, 0.01).start_s == 0.0
+        assert self.weighs(monkeypatch)._assumed(unknown, 0.01).start_s == START_ON_ACCELERATOR_S
+
+    def test_a_graph_that_was_captured_for_a_child_process_is_no_start(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = self.weighs(monkeypatch)
+        assert first._assumed(None, 0.01).start_s == START_ON_ACCELERATOR_S
+        monkeypatch.setattr(weighing, "graph_count", lambda: 1)
+        assert first._assumed(None, 0.01).start_s == START_ON_ACCELERATOR_S
