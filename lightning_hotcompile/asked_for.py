@@ -12,18 +12,22 @@ from lightning_hotcompile.capture.callback import Capture
 from lightning_hotcompile.capture.explaining import Explain
 from lightning_hotcompile.capture.order import explain_order_from, order_from, worth_order_from
 from lightning_hotcompile.capture.verdict import AwaitVerdict
-from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import ConfigError
+from lightning_hotcompile.config import SCOPES, HotCompileConfig
+from lightning_hotcompile.errors import ConfigError, near_names
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.run.preflight import plan_for, why_idle
 from lightning_hotcompile.run.stages import TRAIN, remaining_batches
 from lightning_hotcompile.switch import switch
 
+_SCOPES = tuple(scope for scope in SCOPES if scope != "pattern")
+"""A pattern needs targets, which are a matter of code."""
+
 
 def callbacks_asked_for() -> list[Callback]:
     """The callback if ``HOTCOMPILE`` is ``auto`` or ``force``, for one Trainer.
 
-    ``force`` compiles without a forecast. ``HOTCOMPILE_THRESHOLD`` and ``HOTCOMPILE_EVENT_LOG`` set the
+    ``force`` compiles without a forecast. ``HOTCOMPILE_THRESHOLD``, ``HOTCOMPILE_SCOPE``,
+    ``HOTCOMPILE_KEEP_EAGER`` (names with commas between them) and ``HOTCOMPILE_EVENT_LOG`` set the
     options of the same name, ``HOTCOMPILE_DEBUG=1`` prints each event and shows debug messages. While
     ``python -m lightning_hotcompile.trace`` or ``hotcompile worth`` runs the script, there is one more
     callback, which captures or measures; under ``hotcompile explain`` there is only one, which explains.
@@ -45,6 +49,8 @@ def callbacks_asked_for() -> list[Callback]:
         _show_debug_messages()
     callback = HotCompile(
         threshold=_threshold(),
+        scope=_scope(),
+        keep_eager=_keep_eager(),
         cost_gate=value == "auto",
         verbose=debug,
         event_log=os.environ.get("HOTCOMPILE_EVENT_LOG") or None,
@@ -75,3 +81,16 @@ def _threshold() -> int:
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"HOTCOMPILE_THRESHOLD={text!r} is not allowed: give a whole number of 0 or more.")
     return int(text)
+
+
+def _scope() -> str:
+    text = os.environ.get("HOTCOMPILE_SCOPE", "").strip() or "auto"
+    if text not in _SCOPES:
+        hint = near_names(text, _SCOPES)
+        raise ConfigError(f"HOTCOMPILE_SCOPE={text!r} is not allowed: use {', '.join(_SCOPES)}{hint}.")
+    return text
+
+
+def _keep_eager() -> list[str]:
+    names = os.environ.get("HOTCOMPILE_KEEP_EAGER", "").split(",")
+    return [name.strip() for name in names if name.strip()]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
+from lightning_hotcompile.checkpoint_hooks import CheckpointHooks
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.evaluation_hooks import EvaluationHooks
 from lightning_hotcompile.receipt.event_kinds import Declined
 from lightning_hotcompile.receipt.events import EventLog
 from lightning_hotcompile.receipt.metrics import LoggerMetrics, PhaseInProgressBar
@@ -29,17 +30,46 @@ from lightning_hotcompile.run.stage_run import StageRun
 from lightning_hotcompile.run.stages import TRAIN
 from lightning_hotcompile.run.store_in_use import StoreInUse
 from lightning_hotcompile.run.trainer_facts import device_type
-from lightning_hotcompile.run.verdicts import CHECKPOINT_KEY, circumstances, to_keep, why_not_again
+from lightning_hotcompile.run.verdicts import circumstances, why_not_again
 
 
-class HotCompile(EvaluationHooks):
+class HotCompile(CheckpointHooks):
     """Compiles the training step once it is hot, keeps it if it is faster, and tells the story.
 
     Training starts eager at once. When the same step has come back ``threshold`` times and the
     forecast says that it pays, the hot part of the model is compiled in place and timed against
     eager steps; what does not pay is taken back. Checkpoints, logs and the module are as without.
 
-    All arguments are those of :class:`~lightning_hotcompile.HotCompileConfig`, plain types.
+    :class:`~lightning_hotcompile.HotCompileConfig` says more about each argument.
+
+    Args:
+        threshold: identical steps before a step signature is hot; 0 compiles before the first step.
+        scope: what is compiled: ``auto``, ``step``, ``regions``, ``module`` or ``pattern``.
+        targets: globs over module names (``net.blocks.*``), or functions as ``package.module:function``.
+        keep_eager: globs over module names or class names that stay eager in every scope.
+        compile_anyway: globs over module or class names that are compiled though they would stay eager.
+        backend: name of a Dynamo backend, or the backend itself.
+        mode: Inductor's mode, for example ``max-autotune``; not together with ``options``.
+        dynamic: dynamic shapes: ``True``, ``False``, or ``"auto"`` for families of batches that vary.
+        fullgraph: refuse graph breaks: a region that has one goes back to eager.
+        options: Inductor's options, passed through.
+        cost_gate: compile only if the forecast says that it pays.
+        min_speedup: measured speed-up (eager time / compiled time) below which the flip is taken back.
+        parity: if compiled code differs from eager: ``auto`` runs eagerly, ``warn``, ``raise``; ``off``.
+        random: random numbers of compiled code: those of ``eager``, or of the ``backend``.
+        stages: in which stages steps are compiled: ``train``, ``validate``, ``test``, ``predict``.
+        compile_optimizer: compile the optimizer's step too; ``"auto"`` decides by scope and optimizer.
+        fused_optimizer: on a CPU, try torch's fused kernels for optimizers nobody has chosen another for.
+        max_flips: how often a signature may be compiled.
+        max_signatures: how many step signatures may be compiled in one run.
+        compile_timeout: seconds that compiling one piece of code may take; ``None`` = no limit.
+        prewarm: let a child process fill the compiler's cache while training goes on.
+        keep_freed_memory: on a CPU with glibc, let the process keep freed blocks of less than 32 MiB.
+        store: folder for what later runs can use; ``"auto"`` = the user's cache folder, ``None`` = none.
+        on_error: after an error of the compiler or of this callback: ``eager`` goes on, ``raise`` raises.
+        log_prefix: prefix of the scalars in the Trainer's loggers; ``None`` writes none.
+        verbose: print the plan and each event as they happen, and the whole receipt at the end.
+        event_log: file to which each event is appended as one JSON line.
 
     Raises:
         ConfigError: an option has a value that is not allowed.
@@ -72,11 +102,11 @@ class HotCompile(EvaluationHooks):
         compile_timeout: float | None = 600.0,
         prewarm: bool | str = "auto",
         keep_freed_memory: bool = True,
-        store: str | None = "auto",
+        store: str | Path | None = "auto",
         on_error: str = "eager",
         log_prefix: str | None = "hotcompile",
         verbose: bool = False,
-        event_log: str | None = None,
+        event_log: str | Path | None = None,
     ) -> None:
         super().__init__()
         self.config = HotCompileConfig(
@@ -113,16 +143,6 @@ class HotCompile(EvaluationHooks):
         self._progress_bar = PhaseInProgressBar()
         self._events = EventLog(event_log)
         self._reports: dict[str, Report] = {}
-        self._resumed: dict[str, Any] = {}
-        self._depends_on: dict[str, Any] = {}
-        """On what the verdict on the training depends."""
-
-        self._obeyed: dict[str, Any] = {}
-        """The verdict of an earlier run that has declined this one, for the run that resumes it in turn."""
-
-        self._ended: Report | None = None
-        """Of the training that has ended, as long as no other one has begun."""
-
         self._store = StoreInUse(store, backend)
 
     # --- what a user reads ------------------------------------------------------------------------
@@ -200,26 +220,6 @@ class HotCompile(EvaluationHooks):
         """Change everything back, should a run have ended in no other way."""
         self._finish_all()
         self._events.close()
-
-    # --- checkpoints ------------------------------------------------------------------------------
-
-    # In hooks and not as the callback's state: Lightning would refuse two of a kind with a state, and
-    # warn whoever loads the checkpoint without this callback.
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep what a resumed run has to know: the verdict on this plan, in plain types."""
-        kept = to_keep(self._runs.get(TRAIN), self._ended, self._depends_on) or self._obeyed
-        if kept:
-            checkpoint[CHECKPOINT_KEY] = dict(kept)
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Remember the verdict of the run that is resumed; finders and tests load checkpoints as well."""
-        if not self._runs and trainer.state.fn == "fit" and CHECKPOINT_KEY in checkpoint:
-            self._resumed = dict(checkpoint[CHECKPOINT_KEY])
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in mid-run has watched nothing yet, but has the reports so far."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
 
 from lightning_hotcompile.errors import ConfigError, near_names
 
@@ -13,8 +15,6 @@ STAGES = ("train", "validate", "test", "predict")
 SCOPES = ("auto", "step", "regions", "module", "pattern")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-
-Auto = Literal["auto"]
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:
@@ -71,10 +71,11 @@ class HotCompileConfig:
     """Name of a Dynamo backend, or the backend itself."""
 
     mode: str | None = None
-    """Inductor's mode, for example ``max-autotune``."""
+    """Inductor's mode: ``default``, ``reduce-overhead``, ``max-autotune``, ``max-autotune-no-cudagraphs``."""
 
     dynamic: bool | str | None = "auto"
-    """Dynamic shapes: ``True``, ``False``, or ``"auto"``/``None`` for Dynamo's own rule."""
+    """Dynamic shapes: ``True``, ``False``, or ``"auto"``/``None``: batches that vary in a dimension are one
+    family, compiled once, and Dynamo's own rule decides about the rest."""
 
     fullgraph: bool = False
     """Refuse graph breaks: a region that has one goes back to eager."""
@@ -128,7 +129,7 @@ class HotCompileConfig:
     """On a CPU with glibc, where steps give memory back to the system and take it again: let the process keep
     freed blocks of less than 32 MiB."""
 
-    store: str | None = "auto"
+    store: str | Path | None = "auto"
     """Folder for what later runs can use: verdicts and compiled code. ``"auto"`` = the user's cache
     folder, ``None`` = no memory between runs."""
 
@@ -139,9 +140,9 @@ class HotCompileConfig:
     """Prefix of the scalars in the Trainer's loggers; ``None`` writes nothing to them."""
 
     verbose: bool = False
-    """Print the plan and each change of phase as they happen."""
+    """Print the plan and each event as they happen, and the whole receipt at the end."""
 
-    event_log: str | None = None
+    event_log: str | Path | None = None
     """File to which each event is appended as one JSON line."""
 
     def __post_init__(self) -> None:
@@ -163,6 +164,9 @@ class HotCompileConfig:
         object.__setattr__(self, "stages", _names("stages", self.stages))
         if not self.stages or not set(self.stages) <= set(STAGES):
             _refuse("stages", self.stages, f"name one or more of {', '.join(map(repr, STAGES))}")
+        for name in ("store", "event_log"):
+            if isinstance(path := getattr(self, name), PathLike):
+                object.__setattr__(self, name, fspath(path))
         self._check_backend()
         self._check_numbers_and_names()
         self._check_together()
@@ -209,7 +213,7 @@ class HotCompileConfig:
         if self.scope in ("step", "regions") and self.targets:
             raise ConfigError(
                 f"targets={list(self.targets)!r} have no meaning with scope={self.scope!r}: "
-                "use scope='pattern', or leave targets away."
+                "use scope='pattern', or remove targets."
             )
 
     @property

@@ -22,7 +22,14 @@ from lightning_hotcompile.environment import callbacks_from_environment
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.switch import is_switched_off, switch
 
-VARIABLES = ("HOTCOMPILE", "HOTCOMPILE_THRESHOLD", "HOTCOMPILE_DEBUG", "HOTCOMPILE_EVENT_LOG")
+VARIABLES = (
+    "HOTCOMPILE",
+    "HOTCOMPILE_THRESHOLD",
+    "HOTCOMPILE_DEBUG",
+    "HOTCOMPILE_EVENT_LOG",
+    "HOTCOMPILE_SCOPE",
+    "HOTCOMPILE_KEEP_EAGER",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +142,31 @@ class TestOptions:
         with pytest.raises(ConfigError) as caught:
             callbacks_from_environment()
         assert f"HOTCOMPILE_THRESHOLD={text!r} is not allowed: give a whole number" in str(caught.value)
+
+    @pytest.mark.parametrize(("text", "scope"), [("regions", "regions"), (" step ", "step"), ("", "auto")])
+    def test_scope(self, text: str, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOTCOMPILE", "auto")
+        monkeypatch.setenv("HOTCOMPILE_SCOPE", text)
+        assert only_callback().config.scope == scope
+
+    @pytest.mark.parametrize(("text", "hint"), [("region", "'regions'"), ("pattern", "use auto, step")])
+    def test_a_wrong_scope_is_refused_by_the_variable_name(
+        self, text: str, hint: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOTCOMPILE", "auto")
+        monkeypatch.setenv("HOTCOMPILE_SCOPE", text)
+        with pytest.raises(ConfigError) as caught:
+            callbacks_from_environment()
+        assert f"HOTCOMPILE_SCOPE={text!r} is not allowed" in str(caught.value)
+        assert hint in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "names"), [("net.head", ("net.head",)), ("a.*, Block ,", ("a.*", "Block")), ("", ())]
+    )
+    def test_keep_eager(self, text: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOTCOMPILE", "auto")
+        monkeypatch.setenv("HOTCOMPILE_KEEP_EAGER", text)
+        assert only_callback().config.keep_eager == names
 
     def test_other_variables_do_nothing_without_the_switch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOTCOMPILE_THRESHOLD", "ten")

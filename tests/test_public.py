@@ -7,6 +7,7 @@ import importlib.resources
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,20 @@ def test_every_option_is_an_argument_with_the_same_default_and_nothing_else_is()
     assert list(arguments()) == list(HotCompileConfig.names())
 
 
+def test_each_argument_is_explained_where_an_editor_and_a_command_line_show_it() -> None:
+    text = inspect.getdoc(HotCompile) or ""
+    lines = text[text.index("Args:") : text.index("Raises:")].splitlines()[1:]
+    told = [line.strip() for line in lines if line.strip()]
+    assert [line.partition(":")[0] for line in told] == list(HotCompileConfig.names())
+    assert all(len(line.partition(":")[2]) > 10 for line in told)
+
+
+@pytest.mark.parametrize("name", ["store", "event_log"])
+def test_a_path_is_a_path(name: str, tmp_path: Path) -> None:
+    callback = HotCompile(**{name: tmp_path / "here"})  # type: ignore[arg-type]
+    assert getattr(callback.config, name) == str(tmp_path / "here")
+
+
 def test_the_defaults_make_the_default_config() -> None:
     assert HotCompile().config == HotCompileConfig()
 
@@ -125,7 +140,19 @@ def test_all_arguments_have_types_that_yaml_and_the_command_line_can_give() -> N
     for name, parameter in arguments().items():
         assert isinstance(parameter.annotation, str), name
         names = parameter.annotation.replace("|", " ").replace("[", " ").replace("]", " ").replace(",", " ")
-        plain = {"int", "str", "float", "bool", "None", "Any", "Sequence", "Mapping", "Callable", "..."}
+        plain = {
+            "int",
+            "str",
+            "float",
+            "bool",
+            "None",
+            "Any",
+            "Path",
+            "Sequence",
+            "Mapping",
+            "Callable",
+            "...",
+        }
         assert set(names.split()) <= plain, name
 
 

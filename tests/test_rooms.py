@@ -45,6 +45,7 @@ ROOM_OF_TOP_MODULE = {
     "__main__": "cli",
     "asked_for": "callback",
     "callback": "callback",
+    "checkpoint_hooks": "callback",
     "environment": "callback",
     "evaluation_hooks": "callback",
     "trace": "cli",
@@ -56,6 +57,7 @@ IMPORT_LIGHTNING = {
     "capture.callback",
     "capture.explaining",
     "capture.verdict",
+    "checkpoint_hooks",
     "either_lightning",
     "environment",
     "evaluation_hooks",
@@ -132,6 +134,8 @@ PRIVATE_TORCH = {
     "swap.tracing.added_guards": {"torch._dynamo"},
     # How it takes gradients in a step.
     "swap.tracing.own_gradients": {"torch._dynamo"},
+    # For which backend it traces.
+    "swap.tracing.overrides": {"torch._dynamo"},
     # How it enters inference mode.
     "swap.tracing.inference": {"torch._dynamo"},
     # The stance that the user has set.

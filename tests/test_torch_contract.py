@@ -40,6 +40,7 @@ from lightning_hotcompile.swap.inductor.paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.tracing import stance
+from lightning_hotcompile.swap.tracing.overrides import mark
 from tests.functions import turned
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
@@ -936,11 +937,24 @@ class TestFunctionsWithACache:
             calls.append(1)
             return torch.randn(2)
 
-        step = torch.compile(lambda x: x + made_once(), backend="eager")
+        def backend(graph: Any, inputs: Any) -> Any:
+            return graph.forward
+
+        mark(backend)
+        step = torch.compile(lambda x: x + made_once(), backend=backend)
         with dynamo.compiling_allowed(suppress_errors=False):
             first, second = step(torch.zeros(2)), step(torch.zeros(2))
         assert torch.equal(first, second)
         assert len(calls) == 1
+
+    def test_what_the_user_compiles_is_as_without(self) -> None:
+        @functools.cache
+        def made_once() -> torch.Tensor:
+            return torch.ones(2)
+
+        step = torch.compile(lambda x: x + made_once(), backend="eager", fullgraph=True)
+        with dynamo.compiling_allowed(suppress_errors=False):
+            assert step(torch.zeros(2)).sum() == 2
 
 
 def test_compiled_code_does_not_look_at_the_stride_of_a_dimension_of_one_element() -> None:

@@ -116,7 +116,7 @@ def numbers(answer: Answer) -> list[tuple[str, str]]:
         ("break-even", f"{even:,} steps" if even is not None else "none"),
         ("this training", f"{planned:,} steps" if planned is not None else "of unknown length"),
         ("parity", report.parity),
-        ("graph breaks", str(report.graph_breaks)),
+        ("graph breaks", "" if report.graph_breaks is None else str(report.graph_breaks)),
         ("stays eager", stays_eager(report)),
     ]
     return [(name, value) for name, value in rows if value]

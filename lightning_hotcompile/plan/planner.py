@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import PlanError
 from lightning_hotcompile.plan.islands import Island, find_islands
 from lightning_hotcompile.plan.obstacles import holds_bounded_deque
@@ -115,17 +116,25 @@ def plan_compile(
         compile_anyway: globs over module or class names that are no islands though they look it.
         compile_optimizer: ``True``, ``False`` or ``"auto"``.
         optimizers: the optimizers whose step may be compiled.
-        fused_optimizer: leave those out for which torch has a fused kernel.
+        fused_optimizer: leave those out for which torch has a fused kernel, as the callback does on a CPU.
         fullgraph: refuse islands, since each one is a graph break.
         step: the method that is one step, for example ``validation_step``.
 
     Raises:
+        ConfigError: a value is not allowed, as for the options of the same name.
         TargetError: a target or an exception matches nothing; the message lists near names.
         PlanError: the scope is not possible for this module, or ``fullgraph`` meets islands.
 
     Example:
         >>> print(plan_compile(nn.Sequential(nn.Linear(2, 2)), scope="regions"))  # doctest: +SKIP
     """
+    HotCompileConfig(
+        scope=scope,
+        targets=targets,
+        keep_eager=keep_eager,
+        compile_anyway=compile_anyway,
+        compile_optimizer=compile_optimizer,
+    )
     islands = find_islands(module, keep_eager=keep_eager, compile_anyway=compile_anyway)
     if scope == "auto":
         scope, reason = choose_scope(module, islands, targets, step)

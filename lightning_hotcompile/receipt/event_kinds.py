@@ -49,7 +49,7 @@ class Detected(Event):
 
     signature: str
     count: int
-    """Identical steps seen in a row."""
+    """Identical optimizer steps seen until now."""
 
     op_sequence: str
     """The step's ops in short, ``linear -> relu -> sum``; empty if no step was recorded."""

@@ -9,6 +9,7 @@ import os
 import textwrap
 from collections import deque
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import Any, BinaryIO
 
 from lightning_hotcompile.errors import warn
@@ -68,8 +69,8 @@ class EventLog:
         limit: events kept in memory, the oldest dropped first; the file gets all.
     """
 
-    def __init__(self, path: str | None = None, limit: int = 10_000) -> None:
-        self.path = path
+    def __init__(self, path: str | PathLike[str] | None = None, limit: int = 10_000) -> None:
+        self.path = None if path is None else fspath(path)
         self._events: deque[Event] = deque(maxlen=limit)
         self._file: BinaryIO | None = None
         self._unwritable = False

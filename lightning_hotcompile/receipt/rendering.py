@@ -91,7 +91,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         *((each.name, wording.fused(each)) for each in report.fused),
         ("compiling", _compiling(report)),
         ("balance", wording.balance(report) if report.compile_s > 0 else ""),
-        ("graphs", f"{count(report.recompiles, 'recompile')}, {count(report.graph_breaks, 'graph break')}"),
+        ("graphs", _graphs(report)),
         ("parity", wording.one_line(report.parity)),
         ("peak memory", wording.memory(report.peak_memory_mb)),
         ("between steps", wording.number(report.wait_share, ".1%", " of the time")),
@@ -152,6 +152,13 @@ def _plan_title(report: Report) -> str:
     if report.plan_digest[:8] in report.plan:
         return "Plan"  # the tree's own first line says scope and digest
     return f"Plan {report.plan_digest[:8]}: scope {report.scope}"
+
+
+def _graphs(report: Report) -> str:
+    if not report.regions and not report.recompiles and not report.graph_breaks and report.compile_s == 0:
+        return ""  # nothing was compiled, so there was nothing to count
+    breaks = None if report.graph_breaks is None else count(report.graph_breaks, "graph break")
+    return ", ".join(filter(None, [count(report.recompiles, "recompile"), breaks]))
 
 
 def _versions(report: Report) -> str:

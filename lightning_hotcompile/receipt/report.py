@@ -139,7 +139,9 @@ class Report:
     """Seconds in which training stood still because of this callback."""
 
     recompiles: int
-    graph_breaks: int
+    graph_breaks: int | None
+    """``None`` where that is not known, as from an event log alone."""
+
     parity: str
     """What the comparison with eager said, in words."""
 

@@ -50,7 +50,7 @@ class Story:
                 step=self._step(),
                 signature=signature,
                 count=count,
-                op_sequence=op_graph.sequence_text(_SEQUENCE_LIMIT) if op_graph else "not recorded",
+                op_sequence=op_graph.sequence_text(_SEQUENCE_LIMIT) if op_graph else "",
                 n_ops=op_graph.n_ops if op_graph else None,
                 family=family,
             )

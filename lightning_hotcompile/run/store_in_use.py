@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike, fspath
 from pathlib import Path
 
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
@@ -18,8 +19,8 @@ class StoreInUse:
         backend: the option ``backend``; only Inductor has a cache.
     """
 
-    def __init__(self, setting: str | None, backend: object) -> None:
-        self._setting = setting
+    def __init__(self, setting: str | PathLike[str] | None, backend: object) -> None:
+        self._setting = None if setting is None else fspath(setting)
         self._backend = backend
         self._cache: CompilerCacheUse | None = None
         self._found_graphs = False

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 
 from lightning_hotcompile.either_lightning import ACCUMULATION_SCHEDULERS
+from lightning_hotcompile.version import __version__
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
 _STRATEGIES_THAT_SHARD = ("FSDPStrategy", "ModelParallelStrategy")
@@ -74,9 +75,9 @@ def why_not_supported(trainer: Trainer, module: LightningModule) -> str | None:
     if sharding is not None and not _shards_data_only(trainer.strategy):
         return f"{sharding} shards parameters and gathers them in hooks, which this version does not compile"
     if getattr(module, "_compiler_ctx", None) is not None:
-        return "the LightningModule was compiled by the user already (torch.compile(model)); leave that away"
+        return "the LightningModule was compiled by the user already (torch.compile(model)): remove that"
     if module._compiled_call_impl is not None:
-        return "the LightningModule was compiled by the user already (model.compile()); leave that away"
+        return "the LightningModule was compiled by the user already (model.compile()): remove that"
     return None
 
 
@@ -102,6 +103,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "lightning": str(lightning.__version__),
+        "lightning_hotcompile": __version__,
     }
 
 

@@ -40,7 +40,7 @@ from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
-from lightning_hotcompile.swap.tracing.overrides import Overrides
+from lightning_hotcompile.swap.tracing.overrides import Overrides, is_traced_for_others
 from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
 
@@ -138,7 +138,7 @@ class _KeepsCaches:
 
     def __enter__(self) -> None:
         self._prior = dynamo_utils.warn_once
-        dynamo_utils.warn_once = _instead_of_a_warning
+        dynamo_utils.warn_once = functools.partial(_instead_of_a_warning, self._prior)
 
     def __exit__(self, *_: object) -> None:
         dynamo_utils.warn_once = self._prior
@@ -180,7 +180,10 @@ def _has_no_hooks_at_all(builder: GuardBuilder, guard: Any) -> bool:
     return not hooks
 
 
-def _instead_of_a_warning(msg: str, stacklevel: int = 1) -> None:
+def _instead_of_a_warning(prior: Callable[..., None], msg: str, stacklevel: int = 1) -> None:
+    if is_traced_for_others():
+        prior(msg, stacklevel)
+        return
     if "functools.lru_cache" in msg:
         _break_the_graph(
             gb_type="call of a function with a cache",

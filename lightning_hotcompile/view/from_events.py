@@ -51,12 +51,12 @@ def report_from_events(events: Sequence[Event]) -> Report:
         scope=plan.scope if plan else "",
         plan=plan.tree if plan else "",
         plan_digest="",
-        decision=plan.reason if plan else "",
+        decision=_decision(events),
         steps=steps,
         compile_s=sum(seconds),
         stall_s=math.nan if seconds else 0.0,
         recompiles=sum(isinstance(e, Recompiled) for e in events),
-        graph_breaks=0,
+        graph_breaks=None,
         parity=_parity(events),
         speedup=_speed_up(_last(events, SpeedUp)),
         notes=(
@@ -75,6 +75,13 @@ def _standing(events: Sequence[Event]) -> tuple[str, str]:
         if isinstance(event, Declined):
             return "declined", event.reason
     return "observing", "nothing was decided yet"
+
+
+def _decision(events: Sequence[Event]) -> str:
+    """What the forecast has said last: it is the reason of a phase that a forecast leads to."""
+    forecast = ("prewarming", "flipping", "declined")
+    told = (e.reason for e in reversed(events) if isinstance(e, PhaseChanged) and e.phase in forecast)
+    return next(told, "")
 
 
 def _parity(events: Sequence[Event]) -> str:

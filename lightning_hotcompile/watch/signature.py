@@ -34,7 +34,6 @@ class StepSignature(NamedTuple):
     autocast: tuple[Hashable, ...]
     precision: str
     fp8: Hashable
-    optimizer: int
 
     @property
     def digest(self) -> str:
@@ -88,9 +87,7 @@ class SignatureReader:
         devices = {p.device.type for p in self._parameters} | {"cpu"}
         self._device_types = tuple(sorted(d for d in devices if d in ("cpu", "cuda", "mps", "xpu")))
 
-    def read(
-        self, batch: Any, *, stage: str = "train", fp8: Hashable = None, optimizer: int = 0
-    ) -> StepSignature:
+    def read(self, batch: Any, *, stage: str = "train", fp8: Hashable = None) -> StepSignature:
         """The signature of the step that is about to run on ``batch``."""
         self._until_refresh -= 1
         if not self._until_refresh:
@@ -107,7 +104,6 @@ class SignatureReader:
             autocast=tuple(map(_autocast_state, self._device_types)),
             precision=self._precision,
             fp8=fp8,
-            optimizer=optimizer,
         )
 
     def _stable_values(self, structure: Hashable, values: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
@@ -146,7 +142,7 @@ def diff(old: StepSignature, new: StepSignature) -> list[str]:
         lines.append(f"values in the batch: {old.values} -> {new.values}")
     for name, what in (("training", "train/eval switch"), ("requires_grad", "requires_grad switch")):
         lines += _diff_flags(what, getattr(old, name), getattr(new, name))
-    for name in ("stage", "grad_mode", "autocast", "precision", "fp8", "optimizer"):
+    for name in ("stage", "grad_mode", "autocast", "precision", "fp8"):
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             lines.append(f"{name}: {before} -> {after}")

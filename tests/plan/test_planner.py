@@ -14,7 +14,7 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 
-from lightning_hotcompile.errors import HotCompileError, PlanError, TargetError
+from lightning_hotcompile.errors import ConfigError, HotCompileError, PlanError, TargetError
 from lightning_hotcompile.plan.planner import MANY_BLOCKS, CompilePlan, choose_scope, plan_compile
 from lightning_hotcompile.plan.scopes import resolve_function
 
@@ -88,6 +88,14 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class TestStep:
+    def test_what_the_callback_refuses_is_refused_here(self) -> None:
+        with pytest.raises(ConfigError, match=r"scope='region' is not allowed.*'regions'"):
+            plan_compile(Trained(), scope="region")
+        with pytest.raises(ConfigError, match="targets='net' is not allowed"):
+            plan_compile(Trained(), targets="net")
+        with pytest.raises(ConfigError, match="have no meaning with scope='step'"):
+            plan_compile(Trained(), scope="step", targets=["net"])
+
     def test_one_region_with_the_loss(self) -> None:
         model = Trained()
         plan = plan_compile(model, scope="step")

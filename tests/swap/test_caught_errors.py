@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import linecache
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -327,6 +329,13 @@ def cleans_up() -> Any:
         torch.zeros(1)
 
 
+def leaves_at_last() -> Any:
+    try:
+        return torch.ones(1)
+    finally:
+        return None  # noqa: B012, SIM107
+
+
 def without() -> Any:
     with torch.no_grad():
         return torch.ones(1)
@@ -334,7 +343,7 @@ def without() -> Any:
 
 CATCH = [
     *(bare, everything, commented, several, sometimes, by_a_variable, by_a_tuple, make()),
-    *(suppresses, suppresses_a_tuple, renamed_inside),
+    *(suppresses, suppresses_a_tuple, renamed_inside, leaves_at_last),
 ]
 DO_NOT = [
     *(make, of_its_own, of_python, raises_in_the_end, raises_again, cleans_up, without),
@@ -353,6 +362,24 @@ def test_which_handlers_count(function: Callable[..., Any]) -> None:
 
 def what_becomes(function: Callable[..., Any], line: int, raised: Raised = Raised.BY_OPERATION) -> Raised:
     return passed_on(function.__code__, line, globals(), raised)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="except* came with Python 3.11")
+def test_groups_of_errors_are_caught_too(tmp_path: Path) -> None:
+    lines = [
+        "def f():",
+        "    try:",
+        "        return torch.ones(1)",
+        "    except* RuntimeError:",
+        "        pass",
+    ]
+    (tmp_path / "of_groups.py").write_text("import torch\n" + "\n".join(lines), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("of_groups", tmp_path / "of_groups.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert what_becomes(module.f, 4) is Raised.CAUGHT
 
 
 def test_an_error_under_another_name_may_be_any() -> None:

@@ -210,6 +210,28 @@ class TestFunctions:
         setup.swapped.take_out()
         assert functions.scaled is importer.shrink is original
 
+    def test_an_inherited_method_is_inherited_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Heir(functions.Scaler):
+            pass
+
+        monkeypatch.setattr(functions, "Heir", Heir, raising=False)
+        setup = Setup("function", ["tests.functions:Heir.scale"])
+        setup.swapped.put(setup.root)
+        assert "scale" in vars(Heir)
+        setup.swapped.take_out()
+        assert "scale" not in vars(Heir)
+
+    def test_what_somebody_else_has_put_there_since_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setup = Setup("function", [self.TARGET])
+        setup.swapped.put(setup.root)
+
+        def other(x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        monkeypatch.setattr(functions, "scaled", other)
+        setup.swapped.take_out()
+        assert functions.scaled is other
+
     def test_put_again_it_finds_its_compiled_code(self) -> None:
         setup = Setup("function", [self.TARGET])
         runs = []

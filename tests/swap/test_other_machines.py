@@ -16,8 +16,9 @@ from lightning_hotcompile.store import compiler_cache, hardware
 from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.swap.graphs.thread_state import ThreadState
 from lightning_hotcompile.swap.optimizers.optimizer_values import LearningRates
-from lightning_hotcompile.swap.parity import clones, difference
+from lightning_hotcompile.swap.parity import clones, difference, proportion
 from lightning_hotcompile.swap.parity.difference import Run, largest_difference
+from lightning_hotcompile.swap.parity.proportion import norm
 from lightning_hotcompile.swap.prewarm.choice import Surroundings
 from lightning_hotcompile.swap.process.cores import usable_cores
 from tests.hot import hot
@@ -52,12 +53,15 @@ def test_an_accelerator_without_64_bit_numbers_is_compared_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(difference, "_HAVE_64_BIT", ())
+    for module in (difference, proportion):
+        monkeypatch.setattr(module, "HAVE_64_BIT", ())
     cpu = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (asked.append(1), cpu(tensor))[1])
     one, other = (Run(tensors=[torch.tensor([1.0, x])], gradients=[], inputs=[]) for x in (2.0, 2.5))
     assert largest_difference(one, other) == 0.5
     assert len(asked) == 2
+    assert norm(one.tensors[0], other.tensors[0]) == 0.5
+    assert len(asked) == 4
 
 
 @pytest.mark.parametrize(

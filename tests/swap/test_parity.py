@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.parity import difference
+from lightning_hotcompile.swap.parity import difference, proportion
 from lightning_hotcompile.swap.parity.clones import clone_inputs
 from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.verdict import Parity
@@ -85,6 +85,92 @@ class TestCompare:
         parity = compare(linear, wrong, inputs())
         assert parity.failed
         assert parity.reason
+
+    @pytest.mark.parametrize("scale", [1e-2, 1e-4, 1e-6])
+    def test_small_gradients_that_are_wrong_are_found(self, scale: float) -> None:
+        """A loss in a whole step has gradients far below the tolerance for numbers."""
+
+        def loss(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return ((x @ w).square().mean() * scale,)
+
+        assert compare(loss, loss, inputs()).agrees
+        wrong = compare(loss, lambda x, w: (WrongGradient.apply(*loss(x, w)),), inputs())
+        assert wrong.failed
+        assert "of a tensor's size" in wrong.reason
+
+    def test_small_outputs_that_are_wrong_are_found(self) -> None:
+        def scaled(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return (x @ w.detach() * 1e-5,)
+
+        assert compare(scaled, scaled, inputs()).agrees
+        assert compare(scaled, lambda x, w: (scaled(x, w)[0] * 2,), inputs()).failed
+
+    @pytest.mark.parametrize("rate", [1e-2, 3e-4, 1e-6])
+    @pytest.mark.parametrize("wrong", [-1.0, 0.0, 1.5])
+    def test_a_wrong_update_is_found_however_small_it_is(self, rate: float, wrong: float) -> None:
+        weight, gradient = torch.full((64,), 0.1), torch.linspace(-1e-2, 1e-2, 64)
+
+        def update(factor: float) -> Callable[..., Any]:
+            def run(gradient: Tensor) -> tuple[()]:
+                weight.sub_(factor * rate * gradient.sign())
+                return ()
+
+            return run
+
+        before = weight.clone()
+        assert compare(update(1.0), update(1.0 + 1e-6), [gradient], [weight]).agrees
+        assert compare(update(1.0), update(wrong), [gradient], [weight]).failed
+        assert torch.equal(weight, before)
+
+    def test_running_statistics_may_move_by_rounding_only(self) -> None:
+        """Of what has mean zero the statistics are noise, and so is every difference in them."""
+        x = torch.randn(64, 8, dtype=torch.float64)
+        x = (x - x.mean(0)).float()
+
+        def follow(order: int) -> Callable[..., Any]:
+            def run(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor]:
+                mean.lerp_(x.roll(order, 0).cumsum(0)[-1] / len(x), 0.1)
+                var.lerp_(x.var(0), 0.1)
+                return (x - mean,)
+
+            return run
+
+        given = [x, torch.zeros(8), torch.ones(8)]
+        assert compare(follow(0), follow(31), given).agrees
+
+    def test_a_gradient_that_should_be_zero_is_rounding(self) -> None:
+        """A bias before a normalisation has no effect, so its gradient is what rounding has left."""
+        x, w = inputs()
+        bias = torch.zeros(8, requires_grad=True)
+
+        def step(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor]:
+            h = x @ w + bias
+            return (((h - h.mean(0)) / (h.var(0) + 1e-5).sqrt()).square().sum(),)
+
+        def in_another_order(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor]:
+            h = (x.flip(1) @ w.flip(0) + bias).flip(0)
+            return (((h - h.mean(0)) * (h.var(0) + 1e-5).rsqrt()).square().sum(),)
+
+        parity = compare(step, in_another_order, [x, w, bias])
+        assert parity.agrees, parity.reason
+
+    @pytest.mark.parametrize("odd", [float("inf"), float("-inf"), float("nan")])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_an_infinity_hides_nothing(self, odd: float, dtype: torch.dtype) -> None:
+        def masked(scale: float) -> Callable[..., Any]:
+            def run(x: Tensor, w: Tensor) -> tuple[Tensor]:
+                return ((x @ w * scale).masked_fill(torch.eye(4, 8, dtype=torch.bool), odd),)
+
+            return run
+
+        given = [t.detach().to(dtype) for t in inputs()]
+        assert compare(masked(1), masked(1), given).agrees
+        assert compare(masked(1), masked(2), given).failed
+
+    def test_whole_numbers_are_compared_exactly(self) -> None:
+        given = [torch.tensor([40_000, 3])]
+        assert compare(lambda x: (x + 0,), lambda x: (x + 0,), given).agrees
+        assert compare(lambda x: (x + 0,), lambda x: (x + 30,), given).failed
 
     def test_a_mutated_input_counts(self) -> None:
         def adds(x: Tensor, w: Tensor) -> tuple[Tensor]:
@@ -406,12 +492,15 @@ class TestMemory:
         assert "memory" in (parity.reason or "")
 
     def test_large_tensors_are_compared_piece_by_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(difference, "_AT_A_TIME", 3)
+        for module in (difference, proportion):
+            monkeypatch.setattr(module, "AT_A_TIME", 3)
         x = torch.arange(10.0)
         y = x.clone()
         y[7] += 0.25
         runs = [difference.Run([t], [], []) for t in (x, y)]
         assert difference.largest_difference(*runs) == 0.25
+        assert proportion.norm(x) == pytest.approx(x.norm().item())
+        assert proportion.norm(x, y) == 0.25
 
 
 class TestChanges:

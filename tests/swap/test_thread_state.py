@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graphs.thread_state import ThreadState, put_back_after_errors
@@ -127,6 +128,23 @@ def test_a_backend_that_fails_between_two_operations() -> None:
         compiled = witness.backend_for("one")
         torch.compile(Under().forward, backend=compiled)(torch.ones(8, 4))
     assert "half_a_with" in str(witness.error_of("one"))
+    assert everything() == before
+
+
+def test_a_checkpoint_that_ends_its_second_forward_in_the_middle_of_a_graph() -> None:
+    """Its last saved tensor lies within the block's own autocast: the rest of the graph does not run."""
+    before, layer = everything(), nn.Linear(4, 4)
+
+    def block(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x).sin()
+
+    witness = Witness("aot_eager")
+    witness.collect = lambda *_: None  # what runs is the captured graph, as while a child process compiles
+    compiled = torch.compile(block, backend=witness.backend_for("one"))
+    x = torch.ones(2, 4, requires_grad=True)
+    checkpoint(compiled, x, use_reentrant=False).float().sum().backward()
+    assert x.grad is not None
     assert everything() == before
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +47,20 @@ def test_compiles_and_runs_are_counted_by_region() -> None:
     assert (graph.region, graph.runs, graph.error, graph.n_ops) == ("one", 3, None, 3)
     assert witness.graphs_of("nobody") == []
     assert witness.error_of("one") is None
+
+
+def test_arrays_of_the_first_batch_are_let_go_of() -> None:
+    def step(array: Any) -> torch.Tensor:
+        return torch.from_numpy(array) * 2
+
+    witness, array = Witness(Counting()), np.ones(3, dtype=np.float32)
+    memory = weakref.ref(array)
+    compiled = torch.compile(step, backend=witness.backend_for("one"))
+    assert compiled(array).sum() == 6
+    del array
+    gc.collect()
+    assert memory() is None
+    assert witness.runs_of("one") == 1
 
 
 def test_a_recompile_is_a_second_graph() -> None:

@@ -245,6 +245,14 @@ class TestCapture:
         ]
 
 
+def test_an_event_log_tells_the_forecast_and_no_graph_breaks() -> None:
+    made = from_events.report_from_events(events())
+    assert made.decision == "worth it: 300 steps are left"
+    assert made.graph_breaks is None
+    again, problems = report_from_dict(json.loads(made.to_json()))
+    assert (again.graph_breaks, problems) == (None, [])
+
+
 def test_reverted_and_declined_runs_are_told_from_events() -> None:
     told = [*events()[:5], Reverted(step=12, time=1.0, reason="slower")]
     made = from_events.report_from_events(told)

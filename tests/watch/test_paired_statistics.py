@@ -108,7 +108,7 @@ def judge_of(min_speedup: float) -> Judge:
 
 def settle(judge: Judge, times: list[float], speedup: float) -> End:
     """Interleave eager units with compiled ones that are ``speedup`` times as fast, until it is decided."""
-    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None, 0)
+    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None)
     track = Track(signature=signature, state=State(phase=Phase.SETTLING))
     for seconds in times:
         lane = track.lane()

@@ -303,7 +303,6 @@ class TestModes:
         ("options", "line"),
         [
             ({"stage": "validate"}, "stage: train -> validate"),
-            ({"optimizer": 1}, "optimizer: 0 -> 1"),
             ({"fp8": ("on", 1)}, "fp8: None -> ('on', 1)"),
         ],
     )

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from lightning_hotcompile.errors import ConfigError, near_names
 from lightning_hotcompile.swap.compiled_function import CodeNames
@@ -152,7 +152,7 @@ class Witness:
                 self.collect(region, graph_module, example_inputs)
             return eager_forward(graph_module)
         graph = Graph(region=region, n_ops=count_ops(graph_module))
-        captured = copy_of(graph_module)
+        captured = copy_of(graph_module, _let_examples_go)
         start, hits = self._now(), cache_hits()
         try:
             compiled = compile_graph(graph_module, example_inputs)
@@ -203,6 +203,11 @@ def _draws_as_eager(backend: object, options: Mapping[str, Any] | None, random: 
     """Whether a backend is known to draw eager's random numbers."""
     of_inductor = random == "eager" and bool((options or {}).get("fallback_random", True))
     return backend == "aot_eager" or (backend == "inductor" and of_inductor)
+
+
+def _let_examples_go(node: Node) -> None:
+    """Dynamo drops them from its own graph; a copy would keep arrays of the first batch with the code."""
+    node.meta.pop("grapharg", None)
 
 
 def _neutral(

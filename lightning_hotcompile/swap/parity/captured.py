@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
+from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors
+
 _HELD = "held"
 """Which inputs of a checkpoint's body are parameters, in the copy that runs as the user's code."""
 
@@ -45,11 +47,20 @@ def eager_forward(graph_module: GraphModule) -> Callable[..., Any]:
 
     Torch's operator for a checkpoint is made to be traced: it leaves it to the compiler that the forward
     which is repeated draws the same random numbers. Run as it is, dropout would have another mask there.
+    Where it is left by an error (also by one that ends the repeated forward of a checkpoint around it), the
+    thread is as before: a ``with`` of the user's is two operations of the graph.
     """
-    parts = [part for part in graph_module.modules() if isinstance(part, GraphModule)]
-    if not any(_is_checkpoint(node) for part in parts for node in part.graph.nodes):
-        return graph_module.forward
-    return copy_of(graph_module, _keep_random_numbers).forward
+    nodes = [n for m in graph_module.modules() if isinstance(m, GraphModule) for n in m.graph.nodes]
+    found: Callable[..., Any] = graph_module.forward
+    if any(map(_is_checkpoint, nodes)):
+        found = copy_of(graph_module, _keep_random_numbers).forward
+    return put_back_after_errors()(found) if any(map(_changes_the_thread, nodes)) else found
+
+
+def _changes_the_thread(node: Node) -> bool:
+    """Whether it enters autocast, a grad mode or a transform: an error of a later node would not leave it."""
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name.startswith(("_enter", "_set_", "_saved_tensors_hooks")) or name.endswith("_increment_nesting")
 
 
 def _is_checkpoint(node: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from lightning_hotcompile.swap.parity.difference import (
     all_agree,
     has_zero_gradients,
     largest_difference,
+    out_of_proportion,
     same_kinds,
 )
 from lightning_hotcompile.swap.parity.trial import Trial
@@ -52,7 +54,8 @@ def compare(
     """Run both on clones of the same inputs, forward and backward, and compare.
 
     The rule is that of PyTorch's benchmarks (``torch._dynamo.utils.same``): close within a tolerance
-    by dtype, else as near to a 64-bit run as eager is. Gradients are taken with one random cotangent.
+    by dtype, else as near to a 64-bit run as eager is. What is small has to be close in proportion, too, see
+    :mod:`~lightning_hotcompile.swap.parity.proportion`. Gradients are taken with one random cotangent.
     Both start from the same seed. Where they differ and two eager runs with other seeds differ as well,
     the difference must be within that noise, and the two functions that ``neutral`` returns, the same
     graph eager and compiled without its random numbers, must agree by the strict rule. With
@@ -99,6 +102,9 @@ class _Strict:
     """What a run with the same seed said; tuples are as in :class:`Parity`."""
 
     difference: float
+    share: float
+    """The largest difference as a share of the tensor that it is in; 0 where that decides nothing."""
+
     kinds: bool
     agrees: bool
     as_many: bool
@@ -115,7 +121,8 @@ class _Strict:
         """In words."""
         if not self.kinds:
             return "has outputs or gradients of other shapes than eager, or more or fewer of them"
-        return f"differs from eager by up to {self.difference:.3g}"
+        share = f", {self.share:.0%} of a tensor's size" if math.isfinite(self.share) and self.share else ""
+        return f"differs from eager by up to {self.difference:.3g}{share}"
 
 
 def _is_spoiled(first: Run, result: Run) -> bool:
@@ -201,8 +208,10 @@ class _Comparison:
             difference, kinds = largest_difference(first, result), same_kinds(first, result)
             agrees = kinds and all_agree(first, result, lambda: self._reference(first, eager))
             as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
+            share = out_of_proportion(first, result) if kinds and not agrees else 0.0
         return _Strict(
             difference=difference,
+            share=share,
             kinds=kinds,
             agrees=agrees,
             as_many=as_many,

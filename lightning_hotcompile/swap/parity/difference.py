@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import agree_within_tolerance
+from lightning_hotcompile.swap.parity.proportion import largest_share
 from lightning_hotcompile.swap.parity.reach import Reach
+from lightning_hotcompile.swap.parity.tensors import AT_A_TIME, HAVE_64_BIT, dense, odd_alike
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Relative and absolute tolerance by dtype; those of PyTorch's own training benchmark for fp32 and below."""
-
-_HAVE_64_BIT = ("cpu", "cuda")
-"""Devices that have 64-bit numbers for certain; Apple's GPUs (MPS) have none."""
-
-_AT_A_TIME = 1 << 22
-"""Elements that are compared at once, so that a comparison takes next to no memory."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,9 @@ class Run:
     several: bool = False
     """Whether more than one output has a gradient."""
 
+    movement: tuple[float, ...] | None = None
+    """How far the run has moved each of ``inputs``; known of eager runs only."""
+
 
 def of_output(place: int) -> int:
     """The position of an output, by its place among the tensors of the outputs: inputs have 0, 1, 2, ..."""
@@ -69,12 +68,7 @@ def pairs(a: Run, b: Run) -> Iterator[tuple[Tensor | None, Tensor | None]]:
     """What corresponds to each other in two runs."""
     for name in ("tensors", "gradients", "inputs"):
         both = zip(getattr(a, name), getattr(b, name), strict=False)
-        yield from ((_dense(x), _dense(y)) for x, y in both)
-
-
-def _dense(tensor: Tensor | None) -> Tensor | None:
-    """Sparse gradients of embeddings cannot be compared as they are."""
-    return tensor if tensor is None or tensor.layout is torch.strided else tensor.to_dense()
+        yield from ((None if x is None else dense(x), None if y is None else dense(y)) for x, y in both)
 
 
 def same_kinds(a: Run, b: Run) -> bool:
@@ -99,12 +93,12 @@ def _gap(x: Tensor, y: Tensor) -> float:
         return 0.0
     if not (x.is_floating_point() or x.is_complex()):
         return 0.0 if torch.equal(x, y) else float("inf")
-    parts = zip(torch.split(x.reshape(-1), _AT_A_TIME), torch.split(y.reshape(-1), _AT_A_TIME), strict=True)
+    parts = zip(torch.split(x.reshape(-1), AT_A_TIME), torch.split(y.reshape(-1), AT_A_TIME), strict=True)
     return float(torch.stack([_gap_of_part(a, b) for a, b in parts]).max())
 
 
 def _gap_of_part(x: Tensor, y: Tensor) -> Tensor:
-    if x.device.type not in _HAVE_64_BIT:
+    if x.device.type not in HAVE_64_BIT:
         x, y = x.cpu(), y.cpu()
     gap = (x.to(torch.complex128 if x.is_complex() else torch.float64) - y).abs()
     both_odd = ~x.isfinite() & ~y.isfinite() & ((x == y) | (x.isnan() & y.isnan()))
@@ -114,7 +108,7 @@ def _gap_of_part(x: Tensor, y: Tensor) -> Tensor:
 
 def has_zero_gradients(run: Run) -> bool:
     """Whether all of them are zeros, if there are any."""
-    return not any(bool(g.any()) for g in map(_dense, run.gradients) if g is not None)
+    return not any(bool(dense(g).any()) for g in run.gradients if g is not None)
 
 
 def _by_dtype(tensor: Tensor) -> float:
@@ -122,18 +116,39 @@ def _by_dtype(tensor: Tensor) -> float:
 
 
 def all_agree(eager: Run, compiled: Run, reference: Callable[[], Run | None]) -> bool:
-    """Whether each tensor is close, or as near to a 64-bit run as eager is.
+    """Whether each tensor is close, by numbers and in proportion, or as near to a 64-bit run as eager is.
 
     The 64-bit ``reference`` is asked for only where something is not close: it takes twice the memory. Where
     there is none, as in a graph that pins its dtypes, 32-bit results under autocast are held to the tolerance
     of the dtype that they were computed in, as PyTorch's own training benchmark does.
     """
-    if _each_agrees(eager, compiled, eager):
+    if _each_agrees(eager, compiled, eager) and not out_of_proportion(eager, compiled):
         return True
     wide = reference()
     if wide is None:
-        return _each_agrees(eager, compiled, eager, tolerance_of=_under_autocast)
-    return same_kinds(eager, wide) and _each_agrees(eager, compiled, wide)
+        by_numbers = _each_agrees(eager, compiled, eager, tolerance_of=_under_autocast)
+        return by_numbers and not out_of_proportion(eager, compiled, gross=True)
+    known = same_kinds(eager, wide) and _each_agrees(eager, compiled, wide)
+    return known and not out_of_proportion(eager, compiled, wide)
+
+
+def out_of_proportion(eager: Run, compiled: Run, wide: Run | None = None, *, gross: bool = False) -> float:
+    """The largest difference as a share of the tensor that it is in; 0 if all are rounding.
+
+    Of an input it is the share of how far the run has moved it.
+    """
+    return max(
+        largest_share(
+            getattr(eager, kind),
+            getattr(compiled, kind),
+            None if wide is None else getattr(wide, kind),
+            moved=eager.movement if kind == "inputs" else None,
+            gross=gross,
+            unit=1.0 if kind == "tensors" else 0.0,
+        )
+        for kind in ("tensors", "gradients", "inputs")
+        if kind != "inputs" or eager.movement is not None
+    )
 
 
 def _each_agrees(
@@ -142,9 +157,19 @@ def _each_agrees(
     for (x, y), (_, wide) in zip(pairs(eager, compiled), pairs(eager, reference), strict=True):
         if x is None or y is None:
             continue
-        if not agree_within_tolerance(x, y, wide, tolerance_of(x)):
+        if not _agree(x, y, x if wide is None else wide, tolerance_of(x)):
             return False
     return True
+
+
+def _agree(x: Tensor, y: Tensor, wide: Tensor, tolerance: float) -> bool:
+    """PyTorch's rule for numbers, without the places of which it makes NaN; anything else has to be equal."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return torch.equal(x, y)
+    places = odd_alike(x, y)
+    if places is not None:
+        x, y, wide = (tensor.masked_fill(places, 0) for tensor in (x, y, wide))
+    return agree_within_tolerance(x, y, wide, tolerance)
 
 
 def _under_autocast(tensor: Tensor) -> float:

@@ -17,6 +17,7 @@ from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors, without_autocast
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
+from lightning_hotcompile.swap.parity.proportion import movements
 from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
 from lightning_hotcompile.swap.parity.widen import Widened
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
@@ -43,7 +44,7 @@ class Trial:
         self._held = held
         self._around_backward = without_autocast if backward_outside else contextlib.nullcontext
 
-    def held_put_back(self) -> AbstractContextManager[None]:
+    def held_put_back(self) -> AbstractContextManager[list[Tensor]]:
         """Held tensors that are changed inside have their values again afterwards."""
         return _put_back(self._held)
 
@@ -63,10 +64,15 @@ class Trial:
         zeros for the cotangent.
         """
         if not (last or widened):
-            with _put_back(self._held):
+            with _put_back(self._held) as held:
                 run = self.run(function, seed, last=True, unused=unused)
                 count = len(run.inputs) - len(self._held)
-                return replace(run, inputs=run.inputs[:count] + [t.clone() for t in run.inputs[count:]])
+                before = [*(t for t in self._inputs if isinstance(t, Tensor)), *held]
+                return replace(
+                    run,
+                    movement=movements(run.inputs, before),
+                    inputs=run.inputs[:count] + [t.clone() for t in run.inputs[count:]],
+                )
         torch.manual_seed(seed)
         clones = _widened(self._inputs) if widened else clone_inputs(self._inputs)
         held = [] if widened else list(self._held)
@@ -180,11 +186,11 @@ def _has_changed(value: Any, before: int | None) -> bool:
 
 
 @contextmanager
-def _put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Tensors that are changed inside have their values again afterwards."""
+def _put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors that are changed inside have their values, which it gives, again afterwards."""
     kept = Kept(tensors)
     try:
-        yield
+        yield kept.values
     finally:
         kept.put_back()
 

@@ -141,6 +141,12 @@ class _Guarded:
     handlers: tuple[_Handler, ...]
 
 
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
+"""``except*`` has a node of its own, from Python 3.11 on."""
+
+_LEAVES = (ast.Return, ast.Continue, ast.Break)
+
+
 @functools.lru_cache(maxsize=4096)
 def _guarded(code: types.CodeType) -> tuple[_Guarded, ...]:
     """Lines with handlers around them, the innermost first."""
@@ -158,14 +164,16 @@ def _guarded(code: types.CodeType) -> tuple[_Guarded, ...]:
             handlers=tuple(_handlers(node)),
         )
         for node in reversed(list(ast.walk(tree)))  # which goes by depth
-        if isinstance(node, (ast.Try, ast.With))
+        if isinstance(node, (*_TRIES, ast.With))
     )
 
 
 def _handlers(node: ast.Try | ast.With) -> Iterator[_Handler]:
-    if isinstance(node, ast.Try):
+    if isinstance(node, _TRIES):
         for handler in node.handlers:
             yield _Handler(kind=handler.type, outcome=_outcome(handler))
+        if any(isinstance(n, _LEAVES) for statement in node.finalbody for n in ast.walk(statement)):
+            yield _Handler(kind=None, outcome=Raised.CAUGHT)  # an error goes no further than there
         return
     for item in node.items:
         if isinstance(call := item.context_expr, ast.Call):
@@ -175,9 +183,8 @@ def _handlers(node: ast.Try | ast.With) -> Iterator[_Handler]:
 
 def _outcome(handler: ast.ExceptHandler) -> Raised:
     """Caught where the function may go on after it, or return: not where it raises in the end."""
-    leaves = (ast.Return, ast.Continue, ast.Break)
     within = [node for statement in handler.body for node in ast.walk(statement)]
-    if not isinstance(handler.body[-1], ast.Raise) or any(isinstance(node, leaves) for node in within):
+    if not isinstance(handler.body[-1], ast.Raise) or any(isinstance(node, _LEAVES) for node in within):
         return Raised.CAUGHT
     raises = [node.exc for node in within if isinstance(node, ast.Raise)]
     return Raised.ANY if any(error is not None for error in raises) else Raised.BY_OPERATION

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
 Method = Callable[..., Any]
 
 _MARK = "_hotcompile_overrides"
@@ -70,6 +72,15 @@ def _instead_of(prior: Method, override: Override) -> Method:
         return override.instead(prior, *args, **kwargs)
 
     return method
+
+
+def is_traced_for_others() -> bool:
+    """Whether what Dynamo traces now, if anything, is for a backend that is not marked."""
+    try:
+        translator = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced
+        return False
+    return not _is_marked(translator.output.compiler_fn)
 
 
 def _is_marked(backend: Any) -> bool:
