@@ -20,6 +20,7 @@ import lightning_hotcompile
 from lightning_hotcompile import HotCompile, HotCompileConfig, StepDetector
 from lightning_hotcompile.cli.main import app
 from lightning_hotcompile.machine import Phase
+from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
 from lightning_hotcompile.receipt.report import RegionProof
 from lightning_hotcompile.run.reporting import empty_report, scalars
@@ -125,6 +126,16 @@ class TestTexts:
     def test_the_phases_are_those_of_the_machine(self) -> None:
         table = PAGES["how-it-works.md"].partition("## Phases\n")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [str(phase) for phase in Phase]
+
+    def test_the_kinds_of_events_are_those_of_the_log_with_their_fields(self) -> None:
+        common = {field.name for field in dataclasses.fields(Event)}
+        rows = re.findall(r"^\| `(\w+)` \| .+ \| (`.+`) \|$", PAGES["commands.md"], re.MULTILINE)
+        told = {kind: re.findall(r"`(\w+)`", fields) for kind, fields in rows}
+        kinds = {each.kind_name(): each for each in Event.__subclasses__()}
+        assert told == {
+            name: [field.name for field in dataclasses.fields(kind) if field.name not in common]
+            for name, kind in kinds.items()
+        }
 
     def test_the_scalars_are_those_that_are_logged(self) -> None:
         region = RegionProof(
