@@ -10,6 +10,7 @@ from lightning_hotcompile.store import bounding, compiler_cache
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.folder import SafeFolder, StoreError
 from lightning_hotcompile.store.forgiving import Forgiving
+from lightning_hotcompile.swap.prewarm.leftovers import remove_left
 
 COMPILER, USERS = "compiler", "users"
 LOCK = "compiler"
@@ -61,10 +62,17 @@ class CacheRoom:
             yield
 
     def bound(self, max_bytes: int) -> int:
-        """Remove what was not used for longest, but nothing of the last hour; the bytes removed."""
-        before = self._now() - bounding.GRACE_S
+        """Remove what was not used for longest, but nothing of the last hour; the bytes removed.
+
+        What killed runs have left of their child processes goes, too, however small the rest is.
+        """
         what = "bound of the compiler's cache"
-        return self._forgiving.attempt(what, lambda: self._remove(max_bytes, before), lock=LOCK) or 0
+        return self._forgiving.attempt(what, lambda: self._bound(max_bytes), lock=LOCK) or 0
+
+    def _bound(self, max_bytes: int) -> int:
+        for folder in self.folders():
+            remove_left(folder, self._now())
+        return self._remove(max_bytes, self._now() - bounding.GRACE_S)
 
     def clear(self, before: float) -> int:
         """Remove what was last used before this time; returns the bytes removed.

@@ -108,6 +108,15 @@ class TestRoundTrip:
         (one.folder / "profiles" / f"{'0' * 32}.json").unlink()
         assert one.export(tmp_path / "store.tar").files == 4
 
+    def test_what_a_killed_run_has_left_of_its_child_is_not_exported(self, tmp_path: Path) -> None:
+        one = filled(tmp_path)
+        left = one.compiler_cache_dir / "prewarm-ab_c1234"
+        left.mkdir()
+        (left / "settings.json").write_text("{}")
+        one.export(tmp_path / "store.tar")
+        with tarfile.open(tmp_path / "store.tar") as tar:
+            assert not [name for name in tar.getnames() if "prewarm" in name]
+
     def test_an_archive_that_cannot_be_written_leaves_nothing(self, tmp_path: Path) -> None:
         one = filled(tmp_path)
         (tmp_path / "store.tar").mkdir()
@@ -203,6 +212,7 @@ def test_the_forged_archive_without_a_flaw_is_taken(tmp_path: Path) -> None:
         f"compiler/{'0' * 16}/a\nb",
         f"compiler/{'0' * 16}/" + "a/" * 6 + "b",
         f"compiler/{'0' * 16}/" + "a" * 201,
+        f"compiler/{'0' * 16}/prewarm-abc/settings.json",
         "records.lock",
         "users/1-1-aa.lock",
         "C:/evil",
