@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 from lightning_hotcompile.store import bounding, compiler_cache
+from lightning_hotcompile.store.bounding import Entry
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.folder import SafeFolder, StoreError
 from lightning_hotcompile.store.forgiving import Forgiving
@@ -42,6 +43,20 @@ class CacheRoom:
         """The folders of all machines and versions that there are."""
         room = self._folder.room(COMPILER)
         return sorted(p for p in room.iterdir() if p.is_dir() and not p.is_symlink())
+
+    def entries(self, tags: Container[str]) -> tuple[list[Entry], int]:
+        """What there is with these tags, and the bytes of all else.
+
+        Raises:
+            StoreError: a folder with such a tag cannot be trusted.
+        """
+        found, others = [], 0
+        for folder in self.folders():
+            if folder.name in tags:
+                found += bounding.entries_of(self.folder_of(folder.name))
+            else:
+                others += sum(entry.size for entry in bounding.entries_of(folder))
+        return found, others
 
     def use(self, tag: str) -> CompilerCacheUse:
         """Lets the compiler use the folder of this tag, from ``start()`` to ``stop()``."""
