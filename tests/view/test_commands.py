@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +145,18 @@ def test_a_missing_matplotlib_is_one_line(run: Path, tmp_path: Path) -> None:
         "a timeline needs matplotlib, which is not installed: pip install 'lightning-hotcompile[recipes]'"
         in message
     )
+
+
+@pytest.mark.parametrize("command", ["events", "report"])
+def test_a_reader_that_has_seen_enough_is_told_no_error(command: str, run: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "lightning_hotcompile", command, str(run)]
+    try:
+        done = subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
