@@ -22,7 +22,8 @@ DECIDED = ("steady", "declined", "reverted")
 class AwaitVerdict(Callback):
     """Ends the training at HotCompile's verdict or at a limit; without either it goes on to its own end.
 
-    A HotCompile that the script has in its code keeps its options, but compiles without a forecast.
+    A HotCompile that the script has in its code keeps its options, but compiles without a forecast, and has
+    no store of its own.
 
     Args:
         order: the limits, the options, and where to write.
@@ -50,7 +51,7 @@ class AwaitVerdict(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Set the options of each HotCompile, before any of them has planned."""
         for callback in self._companions(trainer):
-            config = replace(callback.config, cost_gate=False, prewarm=False)
+            config = replace(callback.config, cost_gate=False, prewarm=False, store="auto")
             if self._order.backend is not None:
                 config = replace(config, backend=self._order.backend)
             callback.config = with_scope(config, self._order.scope) if self._order.scope else config

@@ -6,6 +6,8 @@ A group of commands is a file of its own. It imports torch, and whatever does so
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -50,4 +52,7 @@ def _options(
 
 def main() -> None:
     """Run the command of this process's arguments."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every encoding of a file or pipe has the lines of trees and rules. (Python's stderr escapes.)
+        sys.stdout.reconfigure(errors="replace")
     app(prog_name="hotcompile")

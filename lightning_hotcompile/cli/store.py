@@ -97,7 +97,10 @@ def export(
     folder: Folder = None,
     no_compiler_cache: WithoutCache = False,
 ) -> None:
-    """Write the store into one archive. Another machine takes it in with 'store import'."""
+    """Write the store into one archive. Another machine takes it in with 'store import'.
+
+    Compiled code of this machine goes along, for each number of threads and kind of devices that runs had.
+    """
     with errors_told():
         _check_target(file)
         path = _folder_of(folder)
@@ -106,6 +109,11 @@ def export(
             raise CommandError(f"the store {path} is empty: there is nothing to write into {file}.")
         done = store.export(file, compiler_cache=not no_compiler_cache)
     typer.echo(f"Wrote {done.path}: {count_text(done.files, 'file')} of {path}, {size_text(done.size)}.")
+    if done.left_out:
+        typer.echo(
+            f"Left out: {size_text(done.left_out)} of compiled code that is not known to be of this machine, "
+            "PyTorch and Python: export it where it was compiled, with the same OMP_NUM_THREADS."
+        )
     typer.echo(f"SHA-256: {done.sha256}")
     typer.echo("To take it in elsewhere, tell this hash in another way than the archive, and run:")
     typer.echo(f"  hotcompile store import {shlex.quote(done.path.name)} --sha256 {done.sha256}")

@@ -38,6 +38,8 @@ def errors_told() -> Iterator[None]:
                 for warning in caught:
                     if issubclass(warning.category, HotCompileWarning):
                         note(f"warning: {warning.message}")
+    except BrokenPipeError:  # who reads has seen enough (``| head``): typer ends the command in silence
+        raise
     except (HotCompileError, OSError) as error:
         note(f"error: {error}")
         raise typer.Exit(2) from None

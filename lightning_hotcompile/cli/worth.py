@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 NO_ANSWER = 2
 
+_COMPILERS_FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
 
 def worth(
     command: ScriptCommand,
@@ -49,8 +51,9 @@ def worth(
     end. Callbacks see it as an exception (on_exception). What the script itself writes until then (logs,
     checkpoints on the way) stays.
 
-    Nothing is known from earlier runs and nothing is kept: the store and the compiler's caches are temporary
-    folders, and no child process compiles ahead. So the compile time is that of a first run. Break-even is
+    Nothing is known from earlier runs and nothing is kept: the store, with the compiler's cache in it, is a
+    temporary folder, and no child process compiles ahead. So the compile time is that of a first run; if the
+    script sets TORCHINDUCTOR_CACHE_DIR itself, it is what that folder makes of it. Break-even is
     the time for which training stood still / (eager step - compiled step), in steps. The limits are looked
     at after each step: a compile that has begun is waited for.
 
@@ -120,19 +123,21 @@ def _measured(command: list[str], order: WorthOrder, *, quiet: bool, as_json: bo
 
 
 def environment_of(own: Mapping[str, str], order: str, folder: Path) -> dict[str, str]:
-    """The script's variables: the callback is forced, and knows nothing from before."""
+    """The script's variables: the callback is forced, and knows nothing from before.
+
+    The compiler is given no folder: the callback points it at the store, its precompiled header included,
+    of which TORCHINDUCTOR_CACHE_DIR says nothing. A TMPDIR of its own would do that too, but scripts keep
+    data there, and paths of sockets must be short.
+    """
     from lightning_hotcompile.capture.order import EXPLAIN_VARIABLE, WORTH_VARIABLE
 
-    environment = {
-        **own,
+    left_out = (EXPLAIN_VARIABLE, *_COMPILERS_FOLDERS)
+    return {
+        **{name: value for name, value in own.items() if name not in left_out},
         WORTH_VARIABLE: order,
         SWITCH: "force",
         "HOTCOMPILE_STORE": str(folder / "store"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    environment.pop(EXPLAIN_VARIABLE, None)
-    return environment
 
 
 def _tell(answer: Answer) -> None:

@@ -74,6 +74,7 @@ class StageRun:
         self._until_log: float = 0 if self._logs_every else math.inf
         self._notes: list[str] = []
         self._handed_over: Report | None = None
+        store.follow(config)
         store.begin(on_cpu=device_type(module) == "cpu")
         self._memory = Memory(store, plan, config, stage)
         first = State() if declined is None else State(phase=Phase.DECLINED, reason=declined)

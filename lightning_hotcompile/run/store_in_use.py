@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike, fspath
 from pathlib import Path
 
+from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.store import Store, open_store
@@ -28,6 +29,11 @@ class StoreInUse:
         """The compiler's folder in the store, before and after the compiler was pointed at it."""
 
         self.store: Store | None = None
+
+    def follow(self, config: HotCompileConfig) -> None:
+        """Take the options as they are now, unless it is open; those of a callback may be replaced."""
+        if self.store is None:
+            self._setting, self._backend = config.store, config.backend
 
     def begin(self, *, on_cpu: bool = False) -> Store | None:
         """Open it; a second call gives what is open. A folder that cannot be used means no memory.

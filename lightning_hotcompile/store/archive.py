@@ -13,6 +13,7 @@ from lightning_hotcompile.store.cache_room import COMPILER
 from lightning_hotcompile.store.checked import InvalidRecord
 from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.store.records import PROFILES, SAMPLES
+from lightning_hotcompile.swap.prewarm.leftovers import PREFIX
 
 FORMAT = 1
 KIND = "hotcompile archive"
@@ -27,13 +28,13 @@ _PART = r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}"
 _NAME = re.compile(
     rf"{PROFILES}/[0-9a-f]{{32}}\.json"
     rf"|{SAMPLES}/[0-9a-f]{{16}}\.json"
-    rf"|{COMPILER}/[0-9a-f]{{16}}(/{_PART}){{1,6}}"
+    rf"|{COMPILER}/[0-9a-f]{{16}}(?!/{PREFIX})(/{_PART}){{1,6}}"
 )
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def is_known_name(name: str) -> bool:
-    """Whether a file of this name belongs into the store: no way out of it, nothing hidden."""
+    """Whether a file of this name belongs into the store: no way out of it, nothing hidden, of no child."""
     return _NAME.fullmatch(name) is not None
 
 

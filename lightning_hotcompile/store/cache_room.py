@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 from lightning_hotcompile.store import bounding, compiler_cache
+from lightning_hotcompile.store.bounding import Entry
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.folder import SafeFolder, StoreError
 from lightning_hotcompile.store.forgiving import Forgiving
+from lightning_hotcompile.swap.prewarm.leftovers import remove_left
 
 COMPILER, USERS = "compiler", "users"
 LOCK = "compiler"
@@ -42,6 +44,20 @@ class CacheRoom:
         room = self._folder.room(COMPILER)
         return sorted(p for p in room.iterdir() if p.is_dir() and not p.is_symlink())
 
+    def entries(self, tags: Container[str]) -> tuple[list[Entry], int]:
+        """What there is with these tags, and the bytes of all else.
+
+        Raises:
+            StoreError: a folder with such a tag cannot be trusted.
+        """
+        found, others = [], 0
+        for folder in self.folders():
+            if folder.name in tags:
+                found += bounding.entries_of(self.folder_of(folder.name))
+            else:
+                others += sum(entry.size for entry in bounding.entries_of(folder))
+        return found, others
+
     def use(self, tag: str) -> CompilerCacheUse:
         """Lets the compiler use the folder of this tag, from ``start()`` to ``stop()``."""
         try:
@@ -61,10 +77,17 @@ class CacheRoom:
             yield
 
     def bound(self, max_bytes: int) -> int:
-        """Remove what was not used for longest, but nothing of the last hour; the bytes removed."""
-        before = self._now() - bounding.GRACE_S
+        """Remove what was not used for longest, but nothing of the last hour; the bytes removed.
+
+        What killed runs have left of their child processes goes, too, however small the rest is.
+        """
         what = "bound of the compiler's cache"
-        return self._forgiving.attempt(what, lambda: self._remove(max_bytes, before), lock=LOCK) or 0
+        return self._forgiving.attempt(what, lambda: self._bound(max_bytes), lock=LOCK) or 0
+
+    def _bound(self, max_bytes: int) -> int:
+        for folder in self.folders():
+            remove_left(folder, self._now())
+        return self._remove(max_bytes, self._now() - bounding.GRACE_S)
 
     def clear(self, before: float) -> int:
         """Remove what was last used before this time; returns the bytes removed.

@@ -22,6 +22,7 @@ _MOST_ARMING_S = 1.0  # of a training that waits
 _FOLLOWS = os.utime not in os.supports_follow_symlinks  # Windows knows no times of a link itself
 _LONGEST_LINK_S = 60.0
 _LONGEST_LINK_OF_OTHERS_S = 600.0
+_LONGEST_RUN_S = 14 * 86_400.0
 _USER = re.compile(r"(\d+)-\d+-[0-9a-f]+\.lock")
 
 
@@ -139,9 +140,14 @@ def _marked(users: Path, now: float) -> FileLock:
 def running_since(users: Path, now: float) -> list[float]:
     """When the processes that use the folder now have begun, in seconds since 1970.
 
-    Marks of processes that were killed are removed, after a minute: a new one may not be held yet.
+    Marks of processes that were killed are removed, after a minute: a new one may not be held yet. A disk
+    without locks of the system's cannot tell who was killed on another machine: there they go after 14 days.
     """
-    return [since for path, since in _marks(users) if abs(now - since) < 60 or _is_held(path)]
+    found = []
+    for path, since in _marks(users):
+        if abs(now - since) < 60 or (not _is_forgotten(path, now - since) and _is_held(path)):
+            found.append(since)
+    return found
 
 
 def _marks(users: Path) -> Iterator[tuple[Path, float]]:
@@ -149,6 +155,15 @@ def _marks(users: Path) -> Iterator[tuple[Path, float]]:
         match = _USER.fullmatch(path.name)
         if match:
             yield path, float(match[1])
+
+
+def _is_forgotten(path: Path, age: float) -> bool:
+    """Of a lock that is only a file, which names its owner: the system's own leave the file empty."""
+    with contextlib.suppress(OSError):
+        if age > _LONGEST_RUN_S and path.stat().st_size > 0:
+            path.unlink()
+            return True
+    return False
 
 
 def _is_held(path: Path) -> bool:

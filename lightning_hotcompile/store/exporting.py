@@ -27,12 +27,14 @@ class Exported:
         files: files in it.
         size: its bytes.
         sha256: its hash, to be told to the one who takes it in.
+        left_out: bytes of compiled code of other machines or versions.
     """
 
     path: Path
     files: int
     size: int
     sha256: str
+    left_out: int = 0
 
 
 def export(path: Path, root: Path, sources: Iterable[Path], manifest: Manifest) -> Exported:

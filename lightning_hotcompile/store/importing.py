@@ -8,7 +8,7 @@ import hashlib
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ from lightning_hotcompile.store import archive, profiles, samples
 from lightning_hotcompile.store.archive import MANIFEST, Content, Manifest, chunks
 from lightning_hotcompile.store.checked import InvalidRecord, NewerFormat
 from lightning_hotcompile.store.folder import StoreError, new_file
+from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.records import PROFILES, SAMPLES
 from lightning_hotcompile.store.samples import CompileSample
@@ -33,13 +34,23 @@ class Verified:
         manifest: of the archive.
         profiles: all profiles.
         costs: compile costs by the digest of their machine.
-        compiler_files: the rest by name, each with the file that holds its content.
+        compiler_files: the rest by name (``compiler/<tag>/...``), each with the file that holds its content.
     """
 
     manifest: Manifest
     profiles: tuple[Profile, ...]
     costs: Mapping[str, tuple[CompileSample, ...]]
     compiler_files: Mapping[str, Path]
+
+    @property
+    def machines(self) -> list[tuple[Machine, str]]:
+        """Where it was written and where its profiles are from, each with the version of PyTorch."""
+        from_profiles = [(p.key.machine, p.key.torch) for p in self.profiles]
+        return [(self.manifest.machine, self.manifest.torch), *from_profiles]
+
+    def code_of(self, tags: Container[str]) -> dict[str, Path]:
+        """The compiler's files of these tags, by name."""
+        return {name: path for name, path in self.compiler_files.items() if name.split("/")[1] in tags}
 
 
 def verify(path: Path, scratch: Path, *, sha256: str | None = None) -> Verified:

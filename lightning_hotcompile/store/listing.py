@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,10 @@ def samples_row(path: Path) -> StoreRow:
     return _record_row("samples", path, _describe_samples)
 
 
-def compiler_row(folder: Path, *, own_tag: str) -> StoreRow:
+def compiler_row(folder: Path, *, own_tags: Container[str]) -> StoreRow:
     """The row of one of the compiler's folders."""
     entries = bounding.entries_of(folder)
-    here = "this machine and PyTorch" if folder.name == own_tag else "another machine or PyTorch"
+    here = "this machine and PyTorch" if folder.name in own_tags else "another machine or PyTorch"
     return StoreRow(
         kind="compiler",
         name=folder.name,

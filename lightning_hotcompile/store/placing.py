@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_hotcompile.store.cache_room import COMPILER, CacheRoom
+from lightning_hotcompile.store.cache_room import CacheRoom
 from lightning_hotcompile.store.importing import Verified
 from lightning_hotcompile.store.records import Records
 
@@ -39,23 +39,25 @@ def place_records(content: Verified, records: Records) -> Imported:
     return Imported(profiles=kept, samples=costs, compiler_files=0, left_out=left_out)
 
 
-def place_code(files: Mapping[str, Path], cache: CacheRoom, tag: str) -> int:
-    """Put the compiler's files of one tag in place, but replace none that is there; how many there were new.
+def place_code(files: Mapping[str, Path], cache: CacheRoom) -> int:
+    """Put the compiler's files in place, but replace none that is there; how many there were new.
 
     Args:
         files: by their names in the archive, each of the form ``compiler/<tag>/...``.
         cache: the compiler's folders.
-        tag: of this machine and PyTorch.
 
     Raises:
         StoreError: the folder cannot be trusted, or a lock is held for too long.
         OSError: a file cannot be moved.
     """
-    folder = cache.folder_of(tag)
+    if not files:
+        return 0
+    folders = {tag: cache.folder_of(tag) for tag in {Path(name).parts[1] for name in files}}
     placed = 0
     with cache.locked():
         for name, path in files.items():
-            target = folder / Path(name).relative_to(f"{COMPILER}/{tag}")
+            _, tag, *inner = Path(name).parts
+            target = folders[tag].joinpath(*inner)
             if not os.path.lexists(target):
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.replace(path, target)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
 from lightning_hotcompile.store import samples
-from lightning_hotcompile.store.checked import InvalidRecord
+from lightning_hotcompile.store.checked import InvalidRecord, NewerFormat
 from lightning_hotcompile.store.folder import SafeFolder, read_file
 from lightning_hotcompile.store.forgiving import Forgiving
+from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.store.profiles import MOST_BYTES, Profile, ProfileKey, merged
 from lightning_hotcompile.store.samples import CompileSample
 
@@ -99,6 +101,15 @@ class Records:
     def profiles(self) -> list[Path]:
         """The files of all profiles, by name."""
         return sorted(self._profiles.glob("*.json"))
+
+    def machines(self) -> set[tuple[Machine, str]]:
+        """Where the profiles are from: machines with versions of PyTorch. Unreadable ones tell nothing."""
+        found = set()
+        for path in self.profiles():
+            with contextlib.suppress(OSError, InvalidRecord, NewerFormat):
+                key = Profile.from_bytes(read_file(path, MOST_BYTES)).key
+                found.add((key.machine, key.torch))
+        return found
 
     def samples(self) -> list[Path]:
         """The files of compile costs, by name; one for each machine."""

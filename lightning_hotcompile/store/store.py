@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,14 +17,13 @@ from pathlib import Path
 import torch
 
 from lightning_hotcompile.errors import warn
-from lightning_hotcompile.store import bounding, exporting, importing, listing, placing
+from lightning_hotcompile.store import bounding, exporting, importing, listing, placing, tags
 from lightning_hotcompile.store.archive import Manifest
-from lightning_hotcompile.store.cache_room import COMPILER, CacheRoom
+from lightning_hotcompile.store.cache_room import CacheRoom
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.exporting import Exported
 from lightning_hotcompile.store.folder import SafeFolder, StoreError, default_folder
-from lightning_hotcompile.store.hardware import Machine, digest_of
-from lightning_hotcompile.store.importing import Verified
+from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.store.listing import StoreRow
 from lightning_hotcompile.store.placing import Imported
 from lightning_hotcompile.store.profiles import Profile, ProfileKey
@@ -135,8 +132,7 @@ class Store:
     @property
     def compiler_tag(self) -> str:
         """Names the machine code that runs here: processor, devices, threads, PyTorch and Python."""
-        python = sys.implementation.cache_tag or platform.python_version()
-        return digest_of(self.machine.code_digest, torch.__version__, torch.version.git_version, python)
+        return tags.tag_of(self.machine)
 
     @property
     def compiler_cache_dir(self) -> Path:
@@ -166,10 +162,11 @@ class Store:
             StoreError: the folder cannot be read any longer.
         """
         with _as_store_error():
+            own_tags = self._tags_here()
             return [
                 *map(listing.profile_row, self._records.profiles()),
                 *map(listing.samples_row, self._records.samples()),
-                *(listing.compiler_row(f, own_tag=self.compiler_tag) for f in self._cache.folders()),
+                *(listing.compiler_row(f, own_tags=own_tags) for f in self._cache.folders()),
             ]
 
     def clear(self, older_than: float | None = None) -> int:
@@ -187,21 +184,23 @@ class Store:
     def export(self, path: Path, *, compiler_cache: bool = True) -> Exported:
         """Write the store into one archive: ``.tar``, or ``.tar.gz`` by its name.
 
-        Of the compiler's cache only the part of this machine and this PyTorch is taken. The result
-        has the archive's hash: tell it to the one who takes it in.
+        Of the compiler's cache the parts of this machine and this PyTorch are taken, for each number of
+        threads and kind of devices of which there is a verdict. The result has the archive's hash: tell it
+        to the one who takes it in.
 
         Raises:
             StoreError: the archive cannot be written.
         """
         manifest = Manifest(package=__version__, torch=torch.__version__, machine=self.machine, files={})
         with _as_store_error():
-            code = bounding.entries_of(self.compiler_cache_dir) if compiler_cache else []
+            code, others = self._cache.entries(self._tags_here()) if compiler_cache else ([], 0)
             sources = (
                 *self._records.profiles(),
                 *self._records.samples(),
                 *(file for entry in code for path in entry.paths for file in bounding.files_below(path)),
             )
-            return exporting.export(Path(path).absolute(), self.folder, sources, manifest)
+            done = exporting.export(Path(path).absolute(), self.folder, sources, manifest)
+            return replace(done, left_out=others)
 
     def import_(self, path: Path, *, compiler_cache: bool = True, sha256: str | None = None) -> Imported:
         """Take in what :meth:`export` has written; nothing is placed before all of it was verified.
@@ -222,20 +221,21 @@ class Store:
             imported = placing.place_records(content, self._records)
             if not compiler_cache or not content.compiler_files:
                 return imported
-            reason = self._why_foreign(content)
-            if reason is not None:
-                return replace(imported, left_out=(*imported.left_out, reason))
-            code = placing.place_code(content.compiler_files, self._cache, self.compiler_tag)
-            return replace(imported, compiler_files=code)
+            ours = content.code_of(tags.tags_here(self.machine, content.machines))
+            code = placing.place_code(ours, self._cache)
+            foreign = self._why_foreign(content.manifest, len(content.compiler_files) - len(ours))
+            return replace(imported, compiler_files=code, left_out=(*imported.left_out, *foreign))
 
-    def _why_foreign(self, content: Verified) -> str | None:
-        """Why compiled code of another place is refused: it may not run here, or run wrongly."""
-        origin, prefix = content.manifest, f"{COMPILER}/{self.compiler_tag}/"
-        same = origin.torch == torch.__version__ and origin.machine.code_digest == self.machine.code_digest
-        if same and all(name.startswith(prefix) for name in content.compiler_files):
-            return None
-        there = f"torch {origin.torch} on {origin.machine}"
-        return f"the compiler's cache: it is of {there}, here is torch {torch.__version__} on {self.machine}"
+    def _tags_here(self) -> frozenset[str]:
+        return tags.tags_here(self.machine, self._records.machines())
+
+    def _why_foreign(self, origin: Manifest, files: int) -> tuple[str, ...]:
+        """Why compiled code of another place is left out: it may not run here, or run wrongly."""
+        if not files:
+            return ()
+        here = f"here is torch {torch.__version__} on {self.machine}"
+        there = f"it was written with torch {origin.torch} on {origin.machine}"
+        return (f"{files:,} files of compiled code of another machine, PyTorch or Python ({there}, {here})",)
 
 
 @contextlib.contextmanager

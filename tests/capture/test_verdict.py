@@ -62,6 +62,15 @@ def test_a_callback_of_the_script_keeps_its_options_but_asks_no_forecast(tmp_pat
     assert (own.config.cost_gate, own.config.prewarm) == (False, False)
 
 
+def test_what_the_script_has_learned_in_earlier_runs_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTCOMPILE_STORE", str(tmp_path / "new"))
+    own = hot(store=str(tmp_path / "old"))
+    stopped(tmp_path, waiting(tmp_path, max_steps=1), own)
+    assert {p.name for p in tmp_path.iterdir()} == {VERDICT_FILE, "new"}
+
+
 def test_scope_and_backend_can_be_given(tmp_path: Path) -> None:
     own = HotCompile(scope="pattern", targets=["head"])
     stopped(tmp_path, waiting(tmp_path, max_steps=1, scope="regions", backend="eager"), own)

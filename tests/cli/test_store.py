@@ -210,7 +210,18 @@ class TestCarry:
         result = hotcompile("store", "import", tmp_path / "a.tar", "--folder", tmp_path / "t")
         assert result.exit_code == 0
         assert "1 verdict," in result.stdout
-        assert "Left out: the compiler's cache: it is of torch" in result.stdout
+        assert "Left out: 1 files of compiled code of another machine, PyTorch or Python" in result.stdout
+
+    def test_what_an_export_leaves_out_is_told(self, tmp_path: Path) -> None:
+        store = made(tmp_path / "s", code=False)
+        code = Store(tmp_path / "s", machine=MACHINE).compiler_cache_dir / "ab" / "abcd.cpp"
+        code.parent.mkdir()
+        code.write_bytes(b"x" * CODE)
+        result = hotcompile("store", "export", tmp_path / "a.tar", "--folder", store.folder)
+        assert result.exit_code == 0
+        assert "Left out: 2.0 MB of compiled code that is not known to be of this machine" in result.stdout
+        options = ("--folder", store.folder, "--no-compiler-cache")
+        assert "Left out" not in hotcompile("store", "export", tmp_path / "b.tar", *options).stdout
 
     def test_a_warning_of_the_store_is_one_line(self, tmp_path: Path) -> None:
         made(tmp_path / "s", code=False).export(tmp_path / "a.tar")

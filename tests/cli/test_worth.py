@@ -19,6 +19,22 @@ print("after fit")
 """
 
 
+WITH_INDUCTOR = """
+from lightning.pytorch import Callback
+
+
+class Header(Callback):
+    def on_train_batch_end(self, *_):
+        if (codecache := sys.modules.get("torch._inductor.codecache")) is not None:
+            with open("header", "w", encoding="utf-8") as file:
+                file.write(codecache._HEADER_DIR)
+
+
+own = HotCompile(threshold=3, store=None)
+fit(seeded(Net), [Header(), own], train=loader(80_000), max_epochs=100)
+"""
+
+
 def test_a_script_that_knows_nothing_gets_an_answer(tmp_path: Path) -> None:
     script(tmp_path, PLAIN)
     done = run(tmp_path, "worth", "--backend", "aot_eager", "train.py", "a=1")
@@ -77,7 +93,7 @@ def test_a_script_without_a_trainer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_with_inductor_there_is_an_answer_with_its_numbers(tmp_path: Path) -> None:
-    script(tmp_path, "fit(seeded(Net), [HotCompile(threshold=3)], train=loader(80_000), max_epochs=100)")
+    script(tmp_path, WITH_INDUCTOR)
     done = run(tmp_path, "worth", "--json", "--scope", "regions", "train.py")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["answers"]
@@ -89,18 +105,23 @@ def test_with_inductor_there_is_an_answer_with_its_numbers(tmp_path: Path) -> No
     compiled = [region for region in found["regions"] if region["proven"]]
     assert compiled
     assert found["parity"].startswith(f"{len(compiled)} of {len(compiled)} graphs agree")
+    header = Path((tmp_path / "header").read_text(encoding="utf-8"))
+    assert any(part.startswith("hotcompile-worth-") for part in header.parts), header
+    assert not header.exists(), "the next scope, and the next run, precompile it anew"
 
 
 def test_the_script_knows_nothing_from_before(tmp_path: Path) -> None:
     own = {"HOTCOMPILE": "off", "HOTCOMPILE_STORE": "/a", "TORCHINDUCTOR_CACHE_DIR": "/b", "X": "1"}
+    own["TRITON_CACHE_DIR"] = "/c"
     environment = environment_of(own, "order", tmp_path)
     assert (environment["HOTCOMPILE"], environment["HOTCOMPILE_WORTH"], environment["X"]) == (
         "force",
         "order",
         "1",
     )
-    for name in ("HOTCOMPILE_STORE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        assert Path(environment[name]).parent == tmp_path
+    assert Path(environment["HOTCOMPILE_STORE"]).parent == tmp_path
+    # With a folder of its own, the compiler's header would lie where the last run has left one.
+    assert not {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} & environment.keys()
     assert own["HOTCOMPILE"] == "off"
 
 

@@ -108,6 +108,15 @@ class TestRoundTrip:
         (one.folder / "profiles" / f"{'0' * 32}.json").unlink()
         assert one.export(tmp_path / "store.tar").files == 4
 
+    def test_what_a_killed_run_has_left_of_its_child_is_not_exported(self, tmp_path: Path) -> None:
+        one = filled(tmp_path)
+        left = one.compiler_cache_dir / "prewarm-ab_c1234"
+        left.mkdir()
+        (left / "settings.json").write_text("{}")
+        one.export(tmp_path / "store.tar")
+        with tarfile.open(tmp_path / "store.tar") as tar:
+            assert not [name for name in tar.getnames() if "prewarm" in name]
+
     def test_an_archive_that_cannot_be_written_leaves_nothing(self, tmp_path: Path) -> None:
         one = filled(tmp_path)
         (tmp_path / "store.tar").mkdir()
@@ -116,15 +125,51 @@ class TestRoundTrip:
         assert {p.name for p in tmp_path.iterdir()} == {"from", "store.tar"}
 
 
+class TestCodeOfOtherRunsHere:
+    """Runs have other threads than the shell of the export, and none of them need be that of the import."""
+
+    @pytest.mark.parametrize("change", [{"threads": 1}, {"devices": ()}, {"cores": 8, "threads": 4}])
+    def test_it_goes_there_and_back(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        of_the_run = dataclasses.replace(MACHINE, **change)
+        run = filled(tmp_path, machine=of_the_run)
+        run.remember(profile(key=key(machine=of_the_run, torch=torch.__version__)))
+        other = store_in(tmp_path / "to")
+        written = store_in(tmp_path / "from").export(tmp_path / "store.tar")
+        taken = other.import_(tmp_path / "store.tar", sha256=written.sha256)
+        assert (written.left_out, taken.compiler_files, taken.left_out) == (0, 2, ())
+        assert tree(other) == tree(run)
+        there = store_in(tmp_path / "to", machine=of_the_run).compiler_cache_dir
+        assert (there / "ab" / "cabx.so").read_bytes() == b"code"
+        assert {row.text for row in other.ls() if row.kind == "compiler"} == {
+            "2 entries of this machine and PyTorch"
+        }
+
+    def test_without_a_verdict_nothing_tells_that_it_is_of_this_machine(self, tmp_path: Path) -> None:
+        filled(tmp_path, machine=dataclasses.replace(MACHINE, threads=1))
+        (tmp_path / "from" / "store" / PROFILE).write_text("{}")
+        assert store_in(tmp_path / "from").export(tmp_path / "store.tar").left_out == 9
+
+    def test_a_verdict_of_another_torch_tells_nothing(self, tmp_path: Path) -> None:
+        of_the_run = dataclasses.replace(MACHINE, threads=1)
+        filled(tmp_path, machine=of_the_run).remember(profile(key=key(machine=of_the_run, torch="2.0.0")))
+        assert store_in(tmp_path / "from").export(tmp_path / "store.tar").left_out == 9
+
+    def test_a_folder_that_others_can_write_to_is_refused(self, tmp_path: Path) -> None:
+        one = filled(tmp_path)
+        one.compiler_cache_dir.chmod(0o777)
+        with pytest.raises(StoreError, match="others can write to it"):
+            one.export(tmp_path / "store.tar")
+
+
 class TestCodeOfAnotherPlace:
-    @pytest.mark.parametrize("change", [{"cpu": "Other 1"}, {"vector": "AVX512"}, {"devices": ()}])
+    @pytest.mark.parametrize("change", [{"cpu": "Other 1"}, {"vector": "AVX512"}, {"system": "Other"}])
     def test_another_machine(self, tmp_path: Path, change: dict[str, Any]) -> None:
         one = filled(tmp_path, machine=dataclasses.replace(MACHINE, **change))
         other = store_in(tmp_path / "to")
         one.export(tmp_path / "store.tar")
         taken = other.import_(tmp_path / "store.tar")
         assert (taken.profiles, taken.compiler_files) == (1, 0)
-        assert taken.left_out[0].startswith("the compiler's cache: it is of torch")
+        assert taken.left_out[0].startswith("2 files of compiled code of another machine, PyTorch or Python")
         assert not list(other.folder.glob("compiler/*/*"))
 
     def test_another_torch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +179,12 @@ class TestCodeOfAnotherPlace:
         taken = other.import_(tmp_path / "store.tar")
         assert (taken.profiles, taken.compiler_files) == (1, 0)
         assert "here is torch 2.99.0" in taken.left_out[0]
+
+    def test_it_is_not_exported_either_and_its_size_is_told(self, tmp_path: Path) -> None:
+        filled(tmp_path, machine=dataclasses.replace(MACHINE, cpu="Other 1"))
+        written = store_in(tmp_path / "from").export(tmp_path / "store.tar")
+        assert (written.files, written.left_out) == (2, len(b"code") + len(b"graph"))
+        assert store_in(tmp_path / "from").export(tmp_path / "b.tar", compiler_cache=False).left_out == 0
 
     def test_a_tag_that_does_not_fit_its_manifest(self, tmp_path: Path) -> None:
         other = store_in(tmp_path / "to")
@@ -203,6 +254,7 @@ def test_the_forged_archive_without_a_flaw_is_taken(tmp_path: Path) -> None:
         f"compiler/{'0' * 16}/a\nb",
         f"compiler/{'0' * 16}/" + "a/" * 6 + "b",
         f"compiler/{'0' * 16}/" + "a" * 201,
+        f"compiler/{'0' * 16}/prewarm-abc/settings.json",
         "records.lock",
         "users/1-1-aa.lock",
         "C:/evil",

@@ -109,6 +109,16 @@ class TestStore:
         put(store.compiler_cache_dir / "ab" / "ca.so", age=GRACE_S + 1)
         assert store.bound(0) == 100
 
+    @pytest.mark.parametrize(("age", "stays"), [(25 * HOUR, False), (23 * HOUR, True)])
+    def test_what_a_killed_run_has_left_of_its_child_goes_after_a_day(
+        self, tmp_path: Path, age: float, stays: bool
+    ) -> None:
+        store = store_in(tmp_path)
+        left = put(store.compiler_cache_dir / "prewarm-abc" / "blocks.graph", age=age).parent
+        os.utime(left, (NOW - age, NOW - age))
+        assert store.bound(1000) == 0
+        assert left.exists() is stays
+
     def test_links_are_removed_and_not_followed(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)
         outside = put(tmp_path / "outside" / "file")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.codecache as codecache
+from filelock import BaseFileLock, FileLock, SoftFileLock
 
 from lightning_hotcompile.store import compiler_cache
 from lightning_hotcompile.store.compiler_cache import running_since
@@ -190,6 +191,29 @@ def test_a_killed_process_is_no_longer_running(tmp_path: Path) -> None:
     assert running_since(tmp_path, began + 59) == [began], "a new mark may not be held yet"
     assert running_since(tmp_path, NOW) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("days", "content", "counts"),
+    [(15, "pid=12 host=other", False), (13, "pid=12 host=other", True), (15, "", True)],
+)
+def test_a_mark_of_another_machine_on_a_disk_without_locks_counts_for_14_days(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, content: str, counts: bool
+) -> None:
+    monkeypatch.setattr(compiler_cache, "_is_held", lambda path: True)
+    began = NOW - days * 86_400
+    mark = tmp_path / f"{began:.0f}-12-ab.lock"
+    mark.write_text(content)
+    assert running_since(tmp_path, NOW) == ([began] if counts else [])
+    assert mark.exists() is counts
+
+
+@pytest.mark.parametrize(("kind", "named"), [(FileLock, False), (SoftFileLock, True)])
+def test_only_a_lock_that_is_a_mere_file_names_its_owner(
+    tmp_path: Path, kind: type[BaseFileLock], named: bool
+) -> None:
+    with kind(tmp_path / "a.lock"):
+        assert bool((tmp_path / "a.lock").stat().st_size) is named
 
 
 class TestTag:

@@ -127,6 +127,18 @@ def test_jobs_given_before_the_start_wait_for_it(tmp_path: Path) -> None:
     assert len(child.poll().results) == 1
 
 
+def test_what_a_killed_training_has_left_of_its_child_goes_after_a_day(tmp_path: Path) -> None:
+    old, young = tmp_path / "prewarm-old", tmp_path / "prewarm-young"
+    of_the_compiler = tmp_path / "fxgraph"
+    for folder in (old, young, of_the_compiler):
+        folder.mkdir()
+        (folder / "log").write_text("killed", encoding="utf-8")
+    for folder in (old, of_the_compiler):
+        os.utime(folder, (time.time() - 2 * 86_400,) * 2)
+    with Prewarm(cache_dir=tmp_path, worker=worker(WILLING)):
+        assert [f.exists() for f in (old, young, of_the_compiler)] == [False, True, True]
+
+
 def test_the_folder_is_private_and_the_child_modest(tmp_path: Path) -> None:
     code = (
         ANSWER + "for line in sys.stdin:"

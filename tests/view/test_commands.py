@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from lightning_hotcompile.capture.summary import to_json
 from lightning_hotcompile.receipt.events import describe
 from lightning_hotcompile.receipt.report import headline
 from lightning_hotcompile.view.latex import report_to_latex
-from tests.cli.command import as_json, hotcompile, refused
+from tests.cli.command import as_json, hotcompile, in_a_process, refused
 from tests.view.examples import TREE, captured, events, report, write_log, write_report
 
 COMMANDS = ("report", "events", "timeline", "trace")
@@ -142,6 +145,26 @@ def test_a_missing_matplotlib_is_one_line(run: Path, tmp_path: Path) -> None:
         "a timeline needs matplotlib, which is not installed: pip install 'lightning-hotcompile[recipes]'"
         in message
     )
+
+
+@pytest.mark.parametrize("command", ["events", "report"])
+def test_a_reader_that_has_seen_enough_is_told_no_error(command: str, run: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "lightning_hotcompile", command, str(run)]
+    try:
+        done = subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(("command", "shown"), [("events", "??? Net.training_step"), ("report", "???")])
+def test_an_output_that_is_not_utf_8_has_marks_for_lines(command: str, shown: str, run: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    done = in_a_process(command, str(run), env=environment, encoding="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
-from lightning_hotcompile.swap.prewarm import child
+from lightning_hotcompile.swap.prewarm import child, leftovers
 
 _ROOT = Path(__file__).parents[3]
 
@@ -44,7 +45,8 @@ class ChildProcess:
         memory_limit: int | None,
     ) -> None:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="prewarm-", dir=cache_dir))  # mode 0700
+        leftovers.remove_left(cache_dir, time.time())
+        self.folder = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=cache_dir))  # mode 0700
         leash, ours = os.pipe()  # the child reads the end of file when nobody holds our end any more
         settings = {
             "parent": os.getpid(),
