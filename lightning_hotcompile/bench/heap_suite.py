@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lightning_hotcompile.bench.case_suite import CaseSuite, Row, origin
+from lightning_hotcompile.bench.case_suite import CaseSuite, origin
+from lightning_hotcompile.bench.kept_rows import Row
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
 
@@ -50,6 +51,11 @@ class HeapSuite(CaseSuite):
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """Both kinds in turns."""
         return {f"{kind} {turn}": {} for turn in range(1, self.turns + 1) for kind in (KEPT, LEFT)}
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """How much is measured; more turns are more rows."""
+        return {"steps": self.steps}
 
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
-from lightning_hotcompile.bench.case_suite import CaseSuite, Row, origin
+from lightning_hotcompile.bench.case_suite import CaseSuite, origin
+from lightning_hotcompile.bench.kept_rows import Row
 from lightning_hotcompile.bench.prior_fit import fitted
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
@@ -68,6 +69,11 @@ class ScopesSuite(CaseSuite):
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """The scopes."""
         return self.scopes
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """How much is measured."""
+        return {"pairs": self.pairs}
 
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""

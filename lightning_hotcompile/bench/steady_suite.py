@@ -10,7 +10,8 @@ from typing import Any
 from lightning_hotcompile.bench import apart
 from lightning_hotcompile.bench.apart import WITHOUT
 from lightning_hotcompile.bench.arms import EAGER, IN_PLACE
-from lightning_hotcompile.bench.case_suite import CaseSuite, Row, Runner, origin
+from lightning_hotcompile.bench.case_suite import CaseSuite, Runner, origin
+from lightning_hotcompile.bench.kept_rows import Row
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError, near_names
 
@@ -76,6 +77,11 @@ class SteadySuite(CaseSuite):
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """The other ways to run a case; the callback's options are the same for all."""
         return {arm: {} for arm in self.arms}
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """How much is measured."""
+        return {"blocks": self.blocks, "pairs": self.pairs, "steps": self.steps}
 
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""
