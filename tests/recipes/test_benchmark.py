@@ -72,3 +72,33 @@ def test_a_wrong_name_is_one_line(argument: str, words: str, tmp_path: Path) -> 
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert words in line
+
+
+RUN_WITH = """
+import runpy, sys
+from pathlib import Path
+from lightning_hotcompile.bench.case_suite import CaseSuite
+
+def told(suite, folder, *, threads, command):
+    print("told", suite.name, threads, Path(folder).resolve(), *(Path(f).resolve() for f in suite.also))
+
+CaseSuite.run = told
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def told(folder: Path, *arguments: str) -> list[list[str]]:
+    """Suite, threads, folder and files of each job of a command that measures nothing."""
+    program = f"import sys; sys.argv = {[str(ROOT / 'recipes' / 'benchmark.py'), *arguments]!r}\n{RUN_WITH}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("told ")]
+
+
+def test_files_and_folders_are_meant_where_the_command_was_given(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    given = ("suite=scopes", "suite.also=[other.json]", "output_dir=out", "hydra.job.chdir=true")
+    assert told(tmp_path, *given) == [["scopes", "0", str(tmp_path / "out"), str(tmp_path / "other.json")]]
+    assert not (tmp_path / "out" / "out").exists()
