@@ -16,6 +16,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate, to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,8 +31,14 @@ def command() -> str:
 
 
 def output_folder(config: DictConfig) -> Path:
-    """Where the results go, as meant where the command was given: ``hydra.job.chdir`` changes the folder."""
-    return Path(to_absolute_path(config.output_dir))
+    """Where the results go, as meant where the command was given: ``hydra.job.chdir`` changes the folder.
+
+    Each job of a sweep has a folder of its own in it, where Hydra keeps its record of the job: in a common
+    one results of other settings would be refused.
+    """
+    folder = Path(to_absolute_path(config.output_dir))
+    job = HydraConfig.get()
+    return folder / str(job.sweep.subdir) if job.mode == RunMode.MULTIRUN else folder
 
 
 def suite_of(config: DictConfig) -> Any:

@@ -80,7 +80,8 @@ from pathlib import Path
 from lightning_hotcompile.bench.case_suite import CaseSuite
 
 def told(suite, folder, *, threads, command):
-    print("told", suite.name, threads, Path(folder).resolve(), *(Path(f).resolve() for f in suite.also))
+    also = [Path(file).resolve() for file in getattr(suite, "also", ())]
+    print("told", suite.name, threads, Path(folder).resolve(), *also)
 
 CaseSuite.run = told
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -102,3 +103,16 @@ def test_files_and_folders_are_meant_where_the_command_was_given(tmp_path: Path)
     given = ("suite=scopes", "suite.also=[other.json]", "output_dir=out", "hydra.job.chdir=true")
     assert told(tmp_path, *given) == [["scopes", "0", str(tmp_path / "out"), str(tmp_path / "other.json")]]
     assert not (tmp_path / "out" / "out").exists()
+
+
+def test_each_job_of_a_sweep_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    sweep = ("--multirun", "suite=heap", "threads=1,2", "output_dir=out")
+    folders = [str(tmp_path / "out" / job) for job in ("0", "1")]
+    assert told(tmp_path, *sweep) == [["heap", str(n + 1), folder] for n, folder in enumerate(folders)]
+    assert all((Path(folder) / ".hydra" / "overrides.yaml").is_file() for folder in folders)
+
+
+def test_so_have_the_suites_of_a_sweep(tmp_path: Path) -> None:
+    found = told(tmp_path, "--multirun", "suite=scopes,steady", "hydra.job.chdir=true", "output_dir=out")
+    folders = [str(tmp_path / "out" / job) for job in ("0", "1")]
+    assert found == [["scopes", "0", folders[0]], ["steady", "0", folders[1]]]
