@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lightning_hotcompile.bench import provenance
 from lightning_hotcompile.bench.cases import CASES
-from lightning_hotcompile.bench.kept_rows import OF_A_ROW, KeptRows, Row, all_of
+from lightning_hotcompile.bench.kept_rows import FAILED, OF_A_ROW, KeptRows, Row, all_of
 from lightning_hotcompile.bench.record_file import writing
 from lightning_hotcompile.bench.runs import RunFailed, run_in_process
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -157,7 +157,7 @@ def _measured(runner: Runner, case: str, plan: str, options: Mapping[str, Any]) 
         try:
             return runner(case, plan, options, Path(folder))
         except RunFailed as error:
-            return {"phase": "failed", "reason": str(error)}
+            return {"phase": FAILED, "reason": str(error)}
 
 
 def origin(facts: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from lightning_hotcompile.bench.case_suite import CaseSuite, origin
-from lightning_hotcompile.bench.kept_rows import Row
+from lightning_hotcompile.bench.kept_rows import Row, failures
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
 
@@ -98,6 +98,7 @@ class HeapSuite(CaseSuite):
             "Geometric mean of the ratios: " + ("not measured" if mean is None else f"{mean:.3f}."),
             HOW,
             "\n".join(f"| {' | '.join(line)} |" for line in table),
+            *failures(rows),
             "## Where this comes from",
             origin(facts),
         ]

@@ -1,4 +1,4 @@
-"""The rows of a suite of cases in one file: gone on with where they were measured in the same way."""
+"""The rows of a suite of cases in one file: kept if measured in the same way, tried again if they failed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hotcompile.bench.record_file import OtherResults, RecordFile, refuse_others
+from lightning_hotcompile.errors import PlanError
 
 Row = dict[str, Any]
 
 OF_A_ROW = {"commit": ", ", "command": "; "}
 """In what rows of one file may differ, as they may be of several runs, and what stands between these."""
+
+FAILED = "failed"
+"""Phase of a row that could not be measured."""
+
+_REFUSALS = ("NotImplementedError: ", f"{PlanError.__module__}.{PlanError.__qualname__}: ")
+"""How Python prints what says that a case cannot be run in this way, by any machine at any time."""
 
 
 class KeptRows:
@@ -44,11 +51,12 @@ class KeptRows:
         self._ways = {**there, **ways}
 
     def is_done(self, case: str, way: str) -> bool:
-        """Whether there is a row."""
-        return (case, way) in self._rows
+        """Whether there is a row, and another try would not change it."""
+        row = self._rows.get((case, way))
+        return row is not None and (row.get("phase") != FAILED or is_impossible(row))
 
     def add(self, row: Row) -> None:
-        """A row is finished."""
+        """A row is finished; it takes the place of one that failed."""
         self._rows[row["case"], row["plan"]] = row
 
     def rows(self, order: Iterable[tuple[str, str]]) -> list[Row]:
@@ -59,6 +67,21 @@ class KeptRows:
     def write(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
         """Replace the file in one step; ``facts`` go into it for readers and are not read back."""
         self._file.write({**facts, "ways": self._ways, "rows": rows})
+
+
+def is_impossible(row: Row) -> bool:
+    """Whether a row failed as its case cannot be run in this way (no fused kernel for its optimizer, say)."""
+    return row.get("phase") == FAILED and str(row["reason"]).startswith(_REFUSALS)
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A section in Markdown with what ended rows that are tried again; empty if there are none."""
+    lines = [
+        f"- {row['case']}, {row['plan']}: {row['reason']}"
+        for row in rows
+        if row.get("phase") == FAILED and not is_impossible(row)
+    ]
+    return ["## Failed, to be tried again", "\n".join(lines)] if lines else []
 
 
 def all_of(rows: Sequence[Row], name: str) -> str | None:

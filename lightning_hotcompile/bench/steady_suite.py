@@ -11,7 +11,7 @@ from lightning_hotcompile.bench import apart
 from lightning_hotcompile.bench.apart import WITHOUT
 from lightning_hotcompile.bench.arms import EAGER, IN_PLACE
 from lightning_hotcompile.bench.case_suite import CaseSuite, Runner, origin
-from lightning_hotcompile.bench.kept_rows import Row
+from lightning_hotcompile.bench.kept_rows import FAILED, Row, failures, is_impossible
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError, near_names
 
@@ -127,6 +127,7 @@ class SteadySuite(CaseSuite):
             "\n".join(f"| {' | '.join(line)} |" for line in table),
             "## Below a goal",
             "\n".join(f"- {line}" for line in missed) or "None.",
+            *failures(rows),
             "## Where this comes from",
             origin(facts),
         ]
@@ -177,4 +178,8 @@ def _ratio(row: Row) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    return "not possible" if row.get("ratio") is None else _ratio(row)
+    if row.get("ratio") is not None:
+        return _ratio(row)
+    if is_impossible(row):
+        return "not possible"
+    return "failed" if row["phase"] == FAILED else "not measured"

@@ -14,10 +14,13 @@ from rich.console import Console
 from lightning_hotcompile.bench import provenance
 from lightning_hotcompile.bench.case_suite import CaseSuite
 from lightning_hotcompile.bench.heap_suite import HeapSuite
+from lightning_hotcompile.bench.kept_rows import failures, is_impossible
 from lightning_hotcompile.bench.record_file import CannotWrite, OtherResults
+from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.bench.scopes_suite import ScopesSuite
 from lightning_hotcompile.bench.steady_suite import SteadySuite
 
+RESULTS = Path(__file__).parents[2] / "recipes" / "results"
 SETTING = {"machine": "here", "versions": {"torch": "2.13.0"}, "commit": "aaaaaaa"}
 SCOPES: dict[str, Mapping[str, Any]] = {"step": {"scope": "step"}, "module": {"scope": "module"}}
 
@@ -30,11 +33,14 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeRunner:
     """Each row is of the same form, as none of the suites reads more of it than this."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails: Mapping[str, str]) -> None:
+        self._fails = fails
         self.calls: list[tuple[str, str]] = []
 
     def __call__(self, case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         self.calls.append((case, plan))
+        if plan in self._fails:
+            raise RunFailed(self._fails[plan])
         return {
             "phase": "steady", "reason": "faster", "ours_ms": 1.0, "theirs_ms": 2.0,
             "ratio": 2.0, "speedup": 2.0, "low": 1.9, "high": 2.1, "eager_ms": 2.0, "compile_s": 1.0,
@@ -57,9 +63,11 @@ def heap(**changes: Any) -> HeapSuite:
     return HeapSuite(**{"cases": ["mlp"], "quick_cases": [], "turns": 1, **changes})
 
 
-def run(suite: CaseSuite, folder: Path, threads: int = 0) -> list[tuple[str, str]]:
-    """The rows that were measured."""
-    runner = FakeRunner()
+def run(
+    suite: CaseSuite, folder: Path, threads: int = 0, fails: Mapping[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """The rows that were tried; those of some ways fail."""
+    runner = FakeRunner(fails or {})
     suite.run(folder, threads=threads, runner=runner, console=Console(file=io.StringIO()), command="test")
     return runner.calls
 
@@ -163,3 +171,38 @@ def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
     (tmp_path / "heap.csv").mkdir()
     with pytest.raises(CannotWrite, match=r"heap\.csv.*Take another output_dir"):
         run(heap(), tmp_path)
+
+
+REFUSALS = (
+    "NotImplementedError: manual optimization: training_step holds the optimizers' steps",
+    "lightning_hotcompile.errors.PlanError: scope='step' is not possible: manual optimization",
+)
+
+
+@pytest.mark.parametrize("suite", [steady(), scopes(), heap()])
+@pytest.mark.parametrize("why", ["it was ended by signal 9", "it took more than 1800 s", "ValueError: 3"])
+def test_a_row_that_failed_is_measured_by_the_next_command(
+    suite: CaseSuite, why: str, tmp_path: Path
+) -> None:
+    first, second = list(suite.ways)
+    assert run(suite, tmp_path, fails={first: why}) == [("mlp", first), ("mlp", second)]
+    assert run(suite, tmp_path, fails={first: "once more"}) == [("mlp", first)]
+    assert run(suite, tmp_path) == [("mlp", first)]
+    assert run(suite, tmp_path) == []
+    rows = json.loads((tmp_path / f"{suite.name}.json").read_text("utf-8"))["rows"]
+    assert [(row["plan"], row["phase"]) for row in rows] == [(first, "steady"), (second, "steady")]
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_row_that_can_never_be_measured_is_done(why: str, tmp_path: Path) -> None:
+    run(steady(), tmp_path, fails={"step": why})
+    assert run(steady(), tmp_path) == []
+
+
+def test_the_committed_rows_that_failed_are_those_that_never_can_be_measured() -> None:
+    for name in ("steady", "scopes"):
+        content = json.loads((RESULTS / name / f"{name}.json").read_text("utf-8"))
+        failed = [row for row in content["rows"] if row["phase"] == "failed"]
+        assert {row["case"] for row in failed} == {"gan"}
+        assert all(map(is_impossible, failed))
+        assert failures(content["rows"]) == []
