@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from lightning_hotcompile.bench.arms import ARMS
+from lightning_hotcompile.bench.arms import USUAL
 from lightning_hotcompile.bench.regret_suite import RegretSuite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_the_suite_is_built_from_its_config() -> None:
     suite = instantiate(config.suite)
     assert isinstance(suite, RegretSuite)
     assert list(suite.lengths) == [50, 500, 5000]
-    assert list(suite.arms) == list(ARMS)
+    assert list(suite.arms) == list(USUAL)
     assert (config.quick, config.case, config.threads) == (False, None, 0)
 
 
