@@ -125,6 +125,25 @@ def step_and_optimizer(case: Case, options: dict[str, Any]) -> Prepared:
     return model, [CompiledOptimizer()]
 
 
+class FusedOptimizers(Callback):
+    """Torch's fused kernels update the weights, whoever computes the gradients."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From the first step on."""
+        fuse_optimizers(trainer)
+
+
+def eager_and_fused(case: Case, options: dict[str, Any]) -> Prepared:
+    """Eager with ``fused=True`` on its optimizers, which needs no compiler."""
+    return case.model(), [FusedOptimizers()]
+
+
+def step_and_fused(case: Case, options: dict[str, Any]) -> Prepared:
+    """The compiled step, with ``fused=True`` on the optimizers."""
+    model, _ = step(case, options)
+    return model, [FusedOptimizers()]
+
+
 def hotcompile(case: Case, options: dict[str, Any]) -> Prepared:
     """The callback."""
     return case.model(), [HotCompile(**options)]
@@ -135,7 +154,11 @@ def preparing(case: Case, options: dict[str, Any]) -> Prepared:
     return case.model(), [HotCompile(**{**options, "cost_gate": False, "prewarm": False})]
 
 
-EAGER, HOTCOMPILE, PREPARING = "eager", "hotcompile", "preparing"
+EAGER, EAGER_FUSED = "eager", "eager+fused"
+HOTCOMPILE, PREPARING = "hotcompile", "preparing"
+
+UNCOMPILED = (EAGER, EAGER_FUSED)
+"""Arms that compile nothing: what the compiler's cache holds makes no difference to them."""
 
 ARMS: dict[str, Callable[[Case, dict[str, Any]], Prepared]] = {
     EAGER: eager,
@@ -143,9 +166,14 @@ ARMS: dict[str, Callable[[Case, dict[str, Any]], Prepared]] = {
     "blocks": blocks,
     "step": step,
     "step+optimizer": step_and_optimizer,
+    EAGER_FUSED: eager_and_fused,
+    "step+fused": step_and_fused,
     HOTCOMPILE: hotcompile,
 }
 """All arms, by name."""
+
+USUAL = tuple(arm for arm in ARMS if not arm.endswith("+fused"))
+"""Those of a suite that names none."""
 
 TRAININGS = {**ARMS, PREPARING: preparing}
 """All that can be trained: the arms, and what is not measured."""

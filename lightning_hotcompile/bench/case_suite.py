@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +16,13 @@ from rich.console import Console
 
 from lightning_hotcompile.bench import provenance
 from lightning_hotcompile.bench.cases import CASES
+from lightning_hotcompile.bench.kept_rows import FAILED, OF_A_ROW, KeptRows, Row, all_of
+from lightning_hotcompile.bench.record_file import writing
 from lightning_hotcompile.bench.runs import RunFailed, run_in_process
 from lightning_hotcompile.errors import ConfigError, near_names
 
 Runner = Callable[[str, str, Mapping[str, Any], Path], dict[str, Any]]
 """Measures a case in one way, with options of the callback and an empty folder for compiled code."""
-
-Row = dict[str, Any]
-
-OF_A_ROW = {"commit": ", ", "command": "; "}
-"""In what rows of one file may differ, as they may be of several runs, and what stands between these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +54,11 @@ class CaseSuite(ABC):
     @abstractmethod
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of the callback for each way to run a case, by the name that its row has as ``plan``."""
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """What else has to be equal for rows to stand on one page: how much is measured."""
+        return {}
 
     @abstractmethod
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
@@ -98,23 +99,35 @@ class CaseSuite(ABC):
         runner: Runner | None = None,
         console: Console | None = None,
     ) -> list[Row]:
-        """Measure what is not in ``folder`` yet, write all results, and return the rows."""
+        """Measure what is not in ``folder`` yet, write all results, and return the rows.
+
+        Raises:
+            OtherResults: the folder has results of another machine, version or option.
+            CannotWrite: the folder does not take files.
+        """
         runner, console = runner or self.runner_for(threads), console or Console()
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{self.name}.json"
-        rows = _rows_in(file) if file.exists() else []
-        done = {(row["case"], row["plan"]) for row in rows}
+        kept = self.kept(folder, threads)
         facts = {**provenance.setting(threads), **provenance.origin(command)}
-        for case in self.cases:
-            for plan, options in self.ways.items():
-                if (case, plan) in done:
-                    continue
-                measured = _measured(runner, case, plan, {**self.options, **options})
-                of_this_run = {name: facts[name] for name in OF_A_ROW}
-                rows.append({"case": case, "plan": plan, **measured, **of_this_run})
-                console.print(self.line(rows[-1]), highlight=False, soft_wrap=True)
-                self._write(folder, rows, facts)
-        return rows
+        for case, (plan, options) in product(self.cases, self.ways.items()):
+            if kept.is_done(case, plan):
+                continue
+            measured = _measured(runner, case, plan, {**self.options, **options})
+            row = {"case": case, "plan": plan, **measured, **{name: facts[name] for name in OF_A_ROW}}
+            kept.add(row)
+            console.print(self.line(row), highlight=False, soft_wrap=True)
+            self._write(folder, kept, facts)  # at once: whoever stops here loses nothing
+        return self._rows(kept)
+
+    def kept(self, folder: Path, threads: int) -> KeptRows:
+        """What was measured into ``folder`` before, under the same conditions but for the commit.
+
+        Raises:
+            OtherResults: the folder has results of another machine, version or option.
+            CannotWrite: the folder does not take files.
+        """
+        of_machine = {k: v for k, v in provenance.setting(threads).items() if k not in OF_A_ROW}
+        setting = {**of_machine, "threads": threads, "options": dict(self.options), **self.numbers}
+        return KeptRows(folder / f"{self.name}.json", setting, self.ways)
 
     def runner_for(self, threads: int) -> Runner:
         """What measures a row, in processes of its own."""
@@ -126,25 +139,17 @@ class CaseSuite(ABC):
 
         return run
 
-    def _write(self, folder: Path, rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
+    def _rows(self, kept: KeptRows) -> list[Row]:
+        return kept.rows(product(self.cases, self.ways))
+
+    def _write(self, folder: Path, kept: KeptRows, facts: Mapping[str, Any]) -> None:
         """The JSON and what else there is, in the order of the cases and ways."""
-        order = {(case, plan): i for i, (case, plan) in enumerate(product(self.cases, self.ways))}
-        rows = sorted(rows, key=lambda row: order.get((row["case"], row["plan"]), -1))
-        facts = {**facts, **{name: _all_of(rows, name) for name in OF_A_ROW}}
-        unfinished = folder / f"{self.name}.tmp"
-        unfinished.write_text(json.dumps({**facts, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, folder / f"{self.name}.json")
+        rows = self._rows(kept)
+        facts = {**facts, **{name: all_of(rows, name) for name in OF_A_ROW}}
+        kept.write(rows, facts)
         for name, content in self.files(rows, facts).items():
-            (folder / name).write_text(content, encoding="utf-8")
-
-
-def _rows_in(file: Path) -> list[Row]:
-    before = json.loads(file.read_text("utf-8"))
-    return [{**{name: before.get(name) for name in OF_A_ROW}, **row} for row in before["rows"]]
-
-
-def _all_of(rows: Sequence[Row], name: str) -> str | None:
-    return OF_A_ROW[name].join(dict.fromkeys(row[name] for row in rows if row[name])) or None
+            with writing(folder):
+                (folder / name).write_text(content, encoding="utf-8")
 
 
 def _measured(runner: Runner, case: str, plan: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +157,7 @@ def _measured(runner: Runner, case: str, plan: str, options: Mapping[str, Any]) 
         try:
             return runner(case, plan, options, Path(folder))
         except RunFailed as error:
-            return {"phase": "failed", "reason": str(error)}
+            return {"phase": FAILED, "reason": str(error)}
 
 
 def origin(facts: Mapping[str, Any]) -> str:

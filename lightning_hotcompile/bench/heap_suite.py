@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lightning_hotcompile.bench.case_suite import CaseSuite, Row, origin
+from lightning_hotcompile.bench.case_suite import CaseSuite, origin
+from lightning_hotcompile.bench.kept_rows import Row, failures
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
 
@@ -51,6 +52,11 @@ class HeapSuite(CaseSuite):
         """Both kinds in turns."""
         return {f"{kind} {turn}": {} for turn in range(1, self.turns + 1) for kind in (KEPT, LEFT)}
 
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """How much is measured; more turns are more rows."""
+        return {"steps": self.steps}
+
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""
         keep = ["--keep"] if plan.startswith(KEPT) else []
@@ -92,6 +98,7 @@ class HeapSuite(CaseSuite):
             "Geometric mean of the ratios: " + ("not measured" if mean is None else f"{mean:.3f}."),
             HOW,
             "\n".join(f"| {' | '.join(line)} |" for line in table),
+            *failures(rows),
             "## Where this comes from",
             origin(facts),
         ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_hotcompile.bench.arms import fuse_optimizers
+from lightning_hotcompile.bench.arms import FusedOptimizers
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.quiet import train
@@ -51,14 +51,6 @@ class OpsOfOneStep(Callback):
         is_better = self.graph is None or sum(seconds.values()) < sum(self.seconds.values())
         if graph is not None and is_better:
             self.graph, self.seconds = graph, seconds
-
-
-class FusedOptimizers(Callback):
-    """Torch's fused kernels update the weights, whoever computes the gradients."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From the first step on."""
-        fuse_optimizers(trainer)
 
 
 def run(case: Case, pairs: int, options: dict[str, Any], *, fused: bool = False) -> dict[str, Any]:

@@ -64,14 +64,15 @@ class RecordFile:
             return {}
         try:
             content: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
-            setting, is_known = content["setting"], content["format"] == FORMAT
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            is_known = content.get("format") == FORMAT and isinstance(content.get("setting"), dict)
+        except (OSError, ValueError, AttributeError) as error:
             raise OtherResults(f"{self.file} cannot be read ({error!r}): take another output_dir.") from None
-        if not is_known or setting != self.setting:
+        if not is_known:
             raise OtherResults(
-                f"{self.file} has results of another setting: {_difference(setting, self.setting)}. "
-                "Take another output_dir, or the same setting."
+                f"{self.file} does not say how its results were measured, or in a format of another version: "
+                "take another output_dir."
             )
+        refuse_others(self.file, content["setting"], self.setting)
         return content
 
     def write(self, content: Mapping[str, Any]) -> None:
@@ -85,6 +86,19 @@ class RecordFile:
         with writing(self.file.parent):
             unfinished.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
             os.replace(unfinished, self.file)
+
+
+def refuse_others(file: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Go on only where nothing differs.
+
+    Raises:
+        OtherResults: something does; the message has both values.
+    """
+    if old != new:
+        raise OtherResults(
+            f"{file} has results of another setting: {_difference(old, new)}. "
+            "Take another output_dir, or the same setting."
+        )
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

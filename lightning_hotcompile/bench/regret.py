@@ -7,31 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hotcompile.bench.arms import EAGER, HOTCOMPILE
+from lightning_hotcompile.bench.arms import EAGER, HOTCOMPILE, UNCOMPILED
+from lightning_hotcompile.bench.other_ways import (
+    AGAIN,
+    COLD,
+    STATES,
+    Runs,
+    arm_of,
+    compared_with,
+    compiled,
+    longest,
+    others_s,
+    slowness,
+)
 from lightning_hotcompile.bench.runs import Mark, Run
 
 GOAL = 1.05
-COLD, WARM = "cold", "warm"
-"""States of the compiler's cache: of the first training in a folder, and of the second one."""
-
-PREPARED = "prepared"
-"""The callback's training after one that compiled whatever it cost, as those of the other arms do."""
-
-STATES = (COLD, WARM, PREPARED)
-WARM_AGAIN = "warm again"
-"""The third training in a folder: of a compiled arm, whose times are all measured twice."""
-
-STATES_OF_OTHERS = (COLD, WARM, WARM_AGAIN)
 MOST_DRIFT = 0.05
 MOST_NORM, MOST_MOVED = 0.01, 0.1
 """How far an arm's weights may be from eager's, in norm and in how far they went. Random numbers and
 rounding of compiled code are others than eager's; a run that does not learn is far outside."""
-
-AGAIN = "eager again"
-"""Eager's training once more, after the callback's: machines change in the meantime."""
-
-Runs = Mapping[tuple[str, int, str], Run]
-"""The trainings of one case by arm, steps and cache; eager's have the cache ``cold``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,32 +74,6 @@ class Cell:
         return self.hotcompile_s / self.best_s
 
 
-def carried_on(run: Run, steps: int, slowness: float = 1.0, step_s: float | None = None) -> float:
-    """Seconds of ``Trainer.fit`` for ``steps``, from a run of another length.
-
-    What was reached is measured: a mark at ``steps``, and what came before and after the steps. Beyond it
-    the steady step is added for each further one.
-
-    Args:
-        run: with a mark at ``steps``, or shorter than ``steps``.
-        steps: the length that is asked for.
-        slowness: mean step over steady step in a run of that length.
-        step_s: seconds of a steady step, where another run than this one has measured it.
-    """
-    step_s = run.end.steady_s if step_s is None else step_s
-    around = run.before_s + max(0.0, run.wall_s - run.before_s - run.end.elapsed_s)
-    if steps in run.marks:
-        return around + run.marks[steps].elapsed_s
-    return around + run.end.elapsed_s + (steps - run.steps) * slowness * step_s
-
-
-def slowness(eager: Sequence[Run]) -> float:
-    """Mean step of eager trainings over their steady step: rare slow steps are in long runs only."""
-    if not eager:
-        return 1.0
-    return math.fsum(r.end.elapsed_s / r.steps / r.end.steady_s for r in eager) / len(eager)
-
-
 def drift(runs: Runs) -> float | None:
     """Eager's step in the training at the end of a case over that of the same length before."""
     again = longest(runs, AGAIN)
@@ -112,12 +81,6 @@ def drift(runs: Runs) -> float | None:
     if again is None or first is None:
         return None
     return again.end.elapsed_s / first.end.elapsed_s
-
-
-def longest(runs: Runs, arm: str) -> Run | None:
-    """The longest training of an arm."""
-    found = [run for (name, _, _), run in runs.items() if name == arm]
-    return max(found, key=lambda run: run.steps, default=None)
 
 
 def cells_of(case: str, runs: Runs, lengths: Sequence[int]) -> list[Cell]:
@@ -130,54 +93,6 @@ def cells_of(case: str, runs: Runs, lengths: Sequence[int]) -> list[Cell]:
             others = others_s(runs, steps, state, slowness(eager))
             if hot is not None and others:
                 found.append(_cell(case, steps, state, hot, others, _notes(runs, hot, state)))
-    return found
-
-
-def others_s(runs: Runs, steps: int, state: str, slowness: float) -> dict[str, tuple[float, float]]:
-    """Seconds of ``Trainer.fit`` by each of the other arms, measured twice.
-
-    Eager before and after the callback; a compiled arm in its second and third training with the same
-    cache. With an empty one it trains once, and its steady step is that of this or of the second training.
-
-    Args:
-        runs: of one case.
-        steps: the length.
-        state: of the callback's training; eager's are good for all, and a prepared one is compared with
-            the warm ones of the others.
-        slowness: mean step over steady step in a run of that length.
-    """
-    found = {}
-    before, after = (runs.get((arm, steps, COLD)) for arm in (EAGER, AGAIN))
-    at_length = [run.wall_s for run in (before, after) if run is not None]
-    eager = longest(runs, EAGER)
-    if at_length:
-        found[EAGER] = at_length[0], at_length[-1]
-    elif eager is not None:
-        found[EAGER] = (carried_on(eager, steps),) * 2
-    for arm, its in _compiled(runs).items():
-        first, second = map(its.get, _compared_with(state))
-        if first is not None:
-            once = carried_on(first, steps, slowness)
-            if second is None:
-                found[arm] = once, once
-            elif state == COLD:
-                found[arm] = once, carried_on(first, steps, slowness, second.end.steady_s)
-            else:
-                found[arm] = once, carried_on(second, steps, slowness)
-    return found
-
-
-def _compared_with(state: str) -> tuple[str, str]:
-    """The states of a compiled arm's two trainings that the callback's in this state is compared with."""
-    return (COLD, WARM) if state == COLD else (WARM, WARM_AGAIN)
-
-
-def _compiled(runs: Runs) -> dict[str, dict[str, Run]]:
-    """The trainings of each arm that is neither eager nor the callback, by the state of its cache."""
-    found: dict[str, dict[str, Run]] = {}
-    for (arm, _, state), run in runs.items():
-        if arm not in (EAGER, AGAIN, HOTCOMPILE):
-            found.setdefault(arm, {})[state] = run
     return found
 
 
@@ -208,9 +123,14 @@ def _notes(runs: Runs, hot: Run, state: str) -> tuple[str, ...]:
     eager, notes = longest(runs, EAGER), []
     compared = [
         (arm, its[other])
-        for arm, its in _compiled(runs).items()
-        for other in _compared_with(state)
+        for arm, its in compiled(runs).items()
+        for other in compared_with(state)
         if other in its
+    ]
+    compared += [
+        (arm_of(name), run)
+        for (name, steps, _), run in runs.items()
+        if steps == hot.steps and arm_of(name) in UNCOMPILED and arm_of(name) != EAGER
     ]
     if eager is not None:
         for arm, run in (*compared, (HOTCOMPILE, hot)):

@@ -13,21 +13,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lightning_hotcompile.bench import provenance, tables
-from lightning_hotcompile.bench.arms import ARMS, EAGER, HOTCOMPILE
+from lightning_hotcompile.bench.arms import ARMS, HOTCOMPILE, UNCOMPILED, USUAL
 from lightning_hotcompile.bench.cases import CASES
-from lightning_hotcompile.bench.prepared import PreparedFolder, Runner
-from lightning_hotcompile.bench.process_runner import ProcessRunner
-from lightning_hotcompile.bench.progress import progress_bar
-from lightning_hotcompile.bench.regret import (
-    AGAIN,
+from lightning_hotcompile.bench.other_ways import (
     COLD,
     PREPARED,
     STATES,
     STATES_OF_OTHERS,
-    Cell,
-    cells_of,
-    drift,
+    again,
+    arm_of,
+    is_compiled,
 )
+from lightning_hotcompile.bench.prepared import PreparedFolder, Runner
+from lightning_hotcompile.bench.process_runner import ProcessRunner
+from lightning_hotcompile.bench.progress import progress_bar
+from lightning_hotcompile.bench.regret import Cell, cells_of, drift
 from lightning_hotcompile.bench.results import Results, Task
 from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -58,7 +58,7 @@ class RegretSuite:
     quick_lengths: Sequence[int]
     """The same for ``quick=true``."""
 
-    arms: Sequence[str] = tuple(ARMS)
+    arms: Sequence[str] = USUAL
     probe_steps: int = 96
     """Steps of a compiled arm from which its longer trainings are estimated: six cycles of the batches."""
 
@@ -110,16 +110,20 @@ class RegretSuite:
         others = [
             [Task(case=case, arm=arm, steps=self.probe_steps, caches=STATES_OF_OTHERS)]
             for arm in self.arms
-            if arm not in (EAGER, HOTCOMPILE)
+            if is_compiled(arm)
         ]
         for tasks in _interleaved(others, [self._in_turns(case, steps) for steps in short]):
             yield from tasks
         yield from self._in_turns(case, longest)
 
     def _in_turns(self, case: str, steps: int) -> list[Task]:
-        """The callback between two trainings of eager at one length, more than once if it is a short one."""
-        chosen = [arm for arm in (EAGER, HOTCOMPILE) if arm in self.arms]
-        order = [*chosen, AGAIN] if EAGER in chosen else chosen
+        """The callback between two trainings of eager at one length, more than once if it is a short one.
+
+        So with all arms that compile nothing.
+        """
+        before = [arm for arm in UNCOMPILED if arm in self.arms]
+        ours = [HOTCOMPILE] if HOTCOMPILE in self.arms else []
+        order = [*before, *ours, *map(again, reversed(before))]
         them = [
             Task(case=case, arm=arm, steps=steps, caches=STATES if arm == HOTCOMPILE else (COLD,))
             for arm in order
@@ -216,7 +220,7 @@ def _do(
     task: Task, marks: Sequence[int], runner: Runner, results: Results, prepared: PreparedFolder
 ) -> str | None:
     """Train once for each state of the cache; returns why it cannot be done."""
-    arm, done = (EAGER if task.arm == AGAIN else task.arm), {}
+    arm, done = arm_of(task.arm), {}
     with tempfile.TemporaryDirectory(prefix="regret-") as folder:
         try:
             for cache in task.caches:
@@ -235,7 +239,7 @@ def _seconds(runs: Mapping[str, Run]) -> str:
 
 def _warm_up(work: Sequence[Task], runner: Runner, progress: Progress) -> None:
     """One compile for nothing, or the first arm alone would pay for reading the C++ compiler from disk."""
-    first = next((t for t in work if t.arm not in (EAGER, AGAIN, HOTCOMPILE)), None)
+    first = next((t for t in work if is_compiled(t.arm)), None)
     if first is not None:
         progress.console.print("a compile that is not measured")
         with tempfile.TemporaryDirectory(prefix="regret-") as folder:
@@ -248,7 +252,5 @@ def _warm_up(work: Sequence[Task], runner: Runner, progress: Progress) -> None:
 def expected_s(task: Task) -> float:
     """About how many seconds a task takes; only for the time that is left."""
     steps_s = _STEP_S * task.steps
-    if task.arm in (EAGER, AGAIN):
-        return _START_S + steps_s
-    compiles = 0.0 if task.arm == HOTCOMPILE else _COMPILE_S + (len(task.caches) - 1) * _WARM_S
+    compiles = _COMPILE_S + (len(task.caches) - 1) * _WARM_S if is_compiled(task.arm) else 0.0
     return len(task.caches) * (_START_S + steps_s) + compiles

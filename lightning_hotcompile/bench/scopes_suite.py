@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
-from lightning_hotcompile.bench.case_suite import CaseSuite, Row, origin
+from lightning_hotcompile.bench.case_suite import CaseSuite, origin
+from lightning_hotcompile.bench.kept_rows import Row, failures
 from lightning_hotcompile.bench.prior_fit import fitted
 from lightning_hotcompile.bench.regret import geometric_mean
 from lightning_hotcompile.errors import ConfigError
@@ -69,6 +70,11 @@ class ScopesSuite(CaseSuite):
         """The scopes."""
         return self.scopes
 
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """How much is measured."""
+        return {"pairs": self.pairs}
+
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""
         fused = ["--fused"] if plan.endswith(FUSED) else []
@@ -96,21 +102,28 @@ class ScopesSuite(CaseSuite):
 
     def page(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
         """The table of the ratios, one column for each scope, and how they were measured."""
+        parts = [
+            "# What each scope gains",
+            "Geometric means over the cases that a scope could compile: " + _means(rows) + ".",
+            HOW,
+            self._table(rows),
+            *failures(rows),
+            "## Where this comes from",
+            origin(facts),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def _table(self, rows: Sequence[Row]) -> str:
+        """A row for each case that was compiled in one scope at least."""
+        if all(row.get("speedup") is None for row in rows):
+            return "Nothing is measured yet."
         table = self.frame(rows)
         wide = table.pivot_table(index="case", columns="plan", values="speedup", sort=False).round(2)
         wide["eager ms"] = table.groupby("case", sort=False)["eager_ms"].median().round(2)
         wide["operations"] = table.groupby("case", sort=False)["ops"].max()
         wide["fusible"] = table.groupby("case", sort=False)["fusible"].max()
         wide["light"] = table.groupby("case", sort=False)["light_share"].median().round(2)
-        parts = [
-            "# What each scope gains",
-            "Geometric means over the cases that a scope could compile: " + _means(rows) + ".",
-            HOW,
-            wide.astype(object).fillna("").to_markdown(),
-            "## Where this comes from",
-            origin(facts),
-        ]
-        return "\n\n".join(parts) + "\n"
+        return str(wide.astype(object).fillna("").to_markdown())
 
 
 def _flat(row: Row) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 from matplotlib.figure import Figure
 
+from lightning_hotcompile.bench.other_ways import STATES
 from lightning_hotcompile.bench.prepared import PREPARING_STEPS
-from lightning_hotcompile.bench.regret import GOAL, STATES, Cell, rows, summary
+from lightning_hotcompile.bench.regret import GOAL, Cell, rows, summary
 from lightning_hotcompile.bench.results import Results
 
 COLUMNS = (
@@ -34,7 +35,8 @@ _TITLES = {
 HOW = f"""\
 Regret is the wall time of `Trainer.fit` with the callback over that of the fastest other way: eager,
 `model.compile()`, `.compile()` on each repeated block, and `training_step` compiled by hand with its logs
-replayed, without and with a compiled optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
+replayed, without and with a compiled optimizer. `eager+fused` and `step+fused`, where they were chosen, have
+torch's fused kernel for the optimizer. 1 is no regret; the goal is {GOAL} or less. Each training
 has a process (forked from one that has imported PyTorch and Lightning, on Linux with memory of its own before
 anything is timed, and with two eager steps behind it) and, when cold, empty folders of its own; warm is the
 second one with the same folders. Where the callback has declined in the first, its second one finds no code,
@@ -42,12 +44,13 @@ while the others have compiled in theirs whatever it cost. So there is a third s
 training of {PREPARING_STEPS} steps with `cost_gate=False`, and after the shorter ones of this state. It is
 compared with the warm ones of the others.
 
-The callback is measured at each length between two trainings of eager; at the short lengths of several the
-one with the median time counts. The compiled arms train for some steps only, cold and warm and warm again,
-and are carried on by their steady step (the median for each batch of the cycle over the second half), times
-what eager's mean step of the length in question is over its steady one: rare slow steps are in long trainings
-only. So each other way has two times, and the best one is chosen by the one and timed by the other, and the
-other way round: the least of ten times is a lucky one, not a fast one. Columns hold the mean of the two.
+The callback is measured at each length between two trainings of eager (and of `eager+fused`); at the short
+lengths of several the one with the median time counts. The compiled arms train for some steps only, cold and
+warm and warm again, and are carried on by their steady step (the median for each batch of the cycle over the
+second half), times what eager's mean step of the length in question is over its steady one: rare slow steps
+are in long trainings only. So each other way has two times, and the best one is chosen by the one and timed
+by the other, and the other way round: the least of ten times is a lucky one, not a fast one. Columns hold the
+mean of the two.
 
 Others use the machine as well, and a training takes half as long again some minutes later. So a fixed piece
 of work (12 times a matrix product, GELU and a normalisation) is timed four times a second beside each

@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_hotcompile.bench import one_run
 from lightning_hotcompile.bench.arms import ARMS, block_names
 from lightning_hotcompile.bench.cases import CASES, DIFFERENT_BATCHES
+from lightning_hotcompile.bench.quiet import train
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,38 @@ def test_a_case_is_the_same_each_time(case: str) -> None:
 def test_training_step_of_manual_optimization_cannot_be_compiled_as_a_whole() -> None:
     with pytest.raises(NotImplementedError, match="manual optimization"):
         ARMS["step"](CASES["gan"], {})
+
+
+def three_steps(model: LightningModule, case: str, callbacks: list[Callback]) -> Trainer:
+    limits = {"max_steps": -1, "max_epochs": 1, "limit_train_batches": 3}
+    return train(model, CASES[case].batches(), callbacks, **limits)
+
+
+@pytest.mark.parametrize("case", ["mlp", "gan"])
+@pytest.mark.parametrize("arm", ["eager+fused", "step+fused"])
+def test_arms_that_use_torchs_fused_optimizer(arm: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda body: compiled.append(body) or body)
+    if (arm, case) == ("step+fused", "gan"):
+        with pytest.raises(NotImplementedError, match="manual optimization"):
+            ARMS[arm](CASES[case], {})
+        return
+    model, callbacks = ARMS[arm](CASES[case], {})
+    trainer = three_steps(model, case, callbacks)
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    assert {(group["fused"], group["foreach"]) for group in groups} == {(True, False)}
+    assert len(compiled) == (arm == "step+fused")
+    eager = CASES[case].model()
+    three_steps(eager, case, [])
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("arm", ["eager+fused", "step+fused"])
+def test_one_short_training_of_these(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda body: original(body, backend="eager"))
+    found = one_run.run(CASES["mlp"], arm, 4, (2,))
+    assert set(found["marks"]) == {2, 4}
+    assert found["marks"][4]["moved"] > found["marks"][2]["moved"] > 0
+    assert found["phase"] == ""

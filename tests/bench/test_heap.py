@@ -49,6 +49,7 @@ def test_both_kinds_take_turns_and_the_page_holds_them_against_each_other(tmp_pa
     page = (tmp_path / "heap.md").read_text()
     assert "| cnn | 900 | 2 | 6 to 4.3 | 1.40 [1.33, 1.46] | 1.00 [1.00, 1.00] |" in page
     assert "| mlp" not in page
+    assert "- mlp, kept 1: boom" in page
     assert json.loads((tmp_path / "heap.json").read_text())["rows"] == rows
 
 

@@ -13,19 +13,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from lightning_hotcompile.bench.arms import ARMS
+from lightning_hotcompile.bench.arms import USUAL
 from lightning_hotcompile.bench.one_run import steady_s
+from lightning_hotcompile.bench.other_ways import AGAIN, carried_on, slowness
 from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.record_file import OtherResults
 from lightning_hotcompile.bench.regret import (
-    AGAIN,
     Cell,
-    carried_on,
     cells_of,
     drift,
     geometric_mean,
     rows,
-    slowness,
     summary,
     trained_otherwise,
 )
@@ -36,7 +34,9 @@ from lightning_hotcompile.bench.tables import page, picture
 from lightning_hotcompile.errors import ConfigError
 
 STEP_S = {"eager": 0.010, "model": 0.010, "blocks": 0.012, "step": 0.008, "step+optimizer": 0.005}
+STEP_S |= {"eager+fused": 0.009, "step+fused": 0.004}
 COMPILE_S = {"eager": 0.0, "model": 0.0, "blocks": 5.0, "step": 10.0, "step+optimizer": 20.0}
+COMPILE_S |= {"eager+fused": 0.0, "step+fused": 10.0}
 PROBE = 96
 
 
@@ -335,6 +335,60 @@ def test_without_eager_there_is_none_after_it_either() -> None:
     assert {task.arm for task in a_suite(arms=["model", "hotcompile"]).tasks()} == {"model", "hotcompile"}
 
 
+FUSED = [*USUAL, "eager+fused", "step+fused"]
+
+
+def test_arms_with_torchs_fused_optimizer_are_measured_where_they_are_chosen() -> None:
+    assert {task.arm for task in a_suite().tasks()} == {*USUAL, AGAIN}
+    tasks = a_suite(arms=FUSED, lengths=[50, 5000], turns_up_to=0).tasks()
+    around = ["eager", "eager+fused", "hotcompile", "eager+fused again", AGAIN]
+    for steps in (50, 5000):
+        assert [task.arm for task in tasks if task.steps == steps] == around
+    assert {t.caches for t in tasks if t.arm.startswith("eager")} == {("cold",)}
+    assert [(t.arm, t.steps, t.caches) for t in tasks if t.arm == "step+fused"] == [
+        ("step+fused", 96, ("cold", "warm", "warm again"))
+    ]
+
+
+def test_the_fused_eager_arm_is_compared_like_eager(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    cells = by_place(measure(tmp_path, runner, arms=FUSED))
+    assert runner.calls.count(("mlp", "eager+fused", 50)) == 2
+    for cache in ("cold", "warm", "prepared"):
+        short, long = cells["mlp", 50, cache], cells["mlp", 5000, cache]
+        assert short.others_s["eager+fused"] == pytest.approx((0.75, 0.75))
+        assert (short.best, long.best) == ("eager+fused", "step+fused")
+        assert short.notes == long.notes == ()
+    table = pd.read_csv(tmp_path / "regret.csv")
+    assert list(table["eager+fused_s"]) == pytest.approx([0.75] * 3 + [45.3] * 3)
+    again = FakeRunner()
+    measure(tmp_path, again, arms=FUSED)
+    assert again.calls == []
+
+
+def test_an_optimizer_without_a_fused_kernel_is_a_gap(tmp_path: Path) -> None:
+    why = "NotImplementedError: an optimizer has no fused kernel"
+    cells = measure(tmp_path, FakeRunner(fail={"eager+fused": why, "step+fused": why}), arms=FUSED)
+    note = "not compared with eager+fused, step+fused: not run, or not possible"
+    assert {c.notes for c in cells} == {(note,)}
+    text = (tmp_path / "regret.md").read_text(encoding="utf-8")
+    assert f"mlp: eager+fused again, 5000 steps: {why}" in text
+
+
+def test_a_fused_eager_arm_that_did_not_learn_gets_a_note() -> None:
+    right = a_run(200, 0.01)
+    idle = dataclasses.replace(right, marks={200: dataclasses.replace(right.end, moved=0.0)})
+    runs = {
+        ("eager", 200, "cold"): right,
+        ("eager+fused", 200, "cold"): right,
+        ("eager+fused again", 200, "cold"): idle,
+        ("hotcompile", 200, "cold"): right,
+    }
+    (cell,) = cells_of("mlp", runs, [200])
+    (note,) = cell.notes
+    assert note.startswith("eager+fused moved its weights by 0")
+
+
 def test_the_training_with_the_median_time_counts(tmp_path: Path) -> None:
     results, runs = Results(tmp_path, {}), [a_run(50, step_s) for step_s in (0.04, 0.01, 0.02)]
     for turn, run in enumerate(runs):
@@ -398,7 +452,7 @@ def test_wrong_choices_are_refused_by_name() -> None:
 def test_an_arm_that_fails_is_named_and_hides_nothing(tmp_path: Path) -> None:
     cells = measure(tmp_path, FakeRunner(fail={"step": "NotImplementedError: manual optimization"}))
     assert len(cells) == 6
-    assert all(set(c.others_s) == set(ARMS) - {"step", "hotcompile"} for c in cells)
+    assert all(set(c.others_s) == set(USUAL) - {"step", "hotcompile"} for c in cells)
     assert {c.notes for c in cells} == {("not compared with step: not run, or not possible",)}
     text = (tmp_path / "regret.md").read_text(encoding="utf-8")
     assert "mlp: step, 96 steps: NotImplementedError: manual optimization" in text

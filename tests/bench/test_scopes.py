@@ -85,7 +85,15 @@ def test_what_cannot_be_compiled_is_a_row_with_its_reason(tmp_path: Path) -> Non
     rows, told = run(tmp_path, FakeRunner(failing="gan"))
     assert [row["reason"] for row in rows if row["case"] == "gan"] == ["boom", "boom"]
     assert "gan, step: failed: boom" in told
-    assert "gan" not in (tmp_path / "scopes.md").read_text().split("## Where")[0].split("| case")[1]
+    table, failed, *_ = (tmp_path / "scopes.md").read_text().split("| case")[1].split("\n## ")
+    assert "gan" not in table
+    assert failed.strip().splitlines()[2:] == ["- gan, step: boom", "- gan, module: boom"]
+
+
+def test_a_page_whose_first_row_failed_says_so(tmp_path: Path) -> None:
+    run(tmp_path, FakeRunner(failing="mlp"), cases=["mlp"])
+    page = (tmp_path / "scopes.md").read_text()
+    assert "Nothing is measured yet.\n\n## Failed, to be tried again\n\n- mlp, step: boom" in page
 
 
 def test_the_prior_is_fitted_to_other_machines_too(tmp_path: Path) -> None:

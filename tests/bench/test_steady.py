@@ -23,7 +23,7 @@ from lightning_hotcompile.bench.runs import RunFailed
 from lightning_hotcompile.bench.steady_suite import SteadySuite
 from lightning_hotcompile.errors import ConfigError
 
-RATIOS = {
+RATIOS: dict[str, dict[str, Any]] = {
     "mlp": {"eager": 1.001, "step": 1.2, "step+optimizer": 1.3},
     "cnn": {"eager": 1.7, "step": 1.002, "step+optimizer": 0.97},
     "gan": {"eager": 0.9},
@@ -39,8 +39,10 @@ GIVEN: dict[str, Any] = {
 def measured(case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     assert options == {"threshold": 3}
     ratio = RATIOS[case].get(plan)
+    if isinstance(ratio, RunFailed):
+        raise ratio
     if ratio is None:
-        raise RunFailed("manual optimization")
+        raise RunFailed("NotImplementedError: manual optimization")
     phase = "reverted" if case == "mlp" else "steady"
     return {
         "phase": phase, "reason": f"{phase}, it says", "scope": "step",
@@ -65,8 +67,10 @@ def test_the_best_way_by_hand_is_the_one_to_compare_with(tmp_path: Path) -> None
     assert page.count("not possible") == 2
     assert "of eager / ours: 1.153 (3 cases)" in page, "the third root of 1.001 x 1.7 x 0.9"
     assert "best by hand / ours: 1.079 (2 cases)" in page, "the root of 1.2 x 0.97: gan has no way by hand"
+    best_of_all = "best of all other ways, eager included / ours: 0.985 (2 cases)"
+    assert best_of_all in page, "the root of 1.001 x 0.97: by hand the mlp is slower than eager"
     assert "cnn, steady: 0.970 [0.960, 0.980] against step+optimizer" in told
-    assert "gan, step: failed: manual optimization" in told
+    assert "gan, step: failed: NotImplementedError: manual optimization" in told
 
 
 def test_what_misses_a_goal_is_named_with_its_reason(tmp_path: Path) -> None:
@@ -87,6 +91,31 @@ def test_a_page_shows_the_arms_of_an_earlier_command_too(tmp_path: Path) -> None
     assert "| cnn | steady | 1.700 [1.690, 1.710] |  |  |  |" in page
     assert "of eager / ours: 1.304 (2 cases)" in page
     assert "best by hand / ours: 1.200 (1 case)." in page
+    assert "eager included / ours: 1.001 (1 case)." in page
+
+
+def test_a_row_that_failed_says_why_until_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios = RATIOS["cnn"]
+    monkeypatch.setitem(RATIOS, "cnn", {"eager": 1.7, "step": RunFailed("it was ended by signal 9")})
+    page, _ = page_of(tmp_path, cases=["cnn"])
+    assert "| cnn | steady | 1.700 [1.690, 1.710] | failed | not possible |  |" in page
+    assert "## Failed, to be tried again\n\n- cnn, step: it was ended by signal 9\n\n## Where" in page
+    monkeypatch.setitem(RATIOS, "cnn", ratios)
+    page, told = page_of(tmp_path, cases=["cnn"])
+    assert told.splitlines() == ["cnn, steady: 1.002 [0.992, 1.012] against step"]
+    assert "| cnn | steady | 1.700 [1.690, 1.710] | 1.002 [0.992, 1.012] | not possible | 1.002 |" in page
+    assert "Failed" not in page
+
+
+def test_a_callback_that_never_decided_is_told_apart(tmp_path: Path) -> None:
+    def undecided(*_: Any) -> dict[str, Any]:
+        return {"phase": "observing", "reason": "too short", "ours_ms": None, "ratio": None}
+
+    SteadySuite(**GIVEN).run(tmp_path, runner=undecided, console=Console(file=io.StringIO()))
+    page = (tmp_path / "steady.md").read_text()
+    assert "| mlp |  | not measured | not measured | not measured |  |" in page
 
 
 def test_files_say_the_same(tmp_path: Path) -> None:

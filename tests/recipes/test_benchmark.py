@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from lightning_hotcompile.bench.arms import ARMS
+from lightning_hotcompile.bench.arms import USUAL
 from lightning_hotcompile.bench.regret_suite import RegretSuite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_the_suite_is_built_from_its_config() -> None:
     suite = instantiate(config.suite)
     assert isinstance(suite, RegretSuite)
     assert list(suite.lengths) == [50, 500, 5000]
-    assert list(suite.arms) == list(ARMS)
+    assert list(suite.arms) == list(USUAL)
     assert (config.quick, config.case, config.threads) == (False, None, 0)
 
 
@@ -72,3 +72,47 @@ def test_a_wrong_name_is_one_line(argument: str, words: str, tmp_path: Path) -> 
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert words in line
+
+
+RUN_WITH = """
+import runpy, sys
+from pathlib import Path
+from lightning_hotcompile.bench.case_suite import CaseSuite
+
+def told(suite, folder, *, threads, command):
+    also = [Path(file).resolve() for file in getattr(suite, "also", ())]
+    print("told", suite.name, threads, Path(folder).resolve(), *also)
+
+CaseSuite.run = told
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def told(folder: Path, *arguments: str) -> list[list[str]]:
+    """Suite, threads, folder and files of each job of a command that measures nothing."""
+    program = f"import sys; sys.argv = {[str(ROOT / 'recipes' / 'benchmark.py'), *arguments]!r}\n{RUN_WITH}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("told ")]
+
+
+def test_files_and_folders_are_meant_where_the_command_was_given(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    given = ("suite=scopes", "suite.also=[other.json]", "output_dir=out", "hydra.job.chdir=true")
+    assert told(tmp_path, *given) == [["scopes", "0", str(tmp_path / "out"), str(tmp_path / "other.json")]]
+    assert not (tmp_path / "out" / "out").exists()
+
+
+def test_each_job_of_a_sweep_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    sweep = ("--multirun", "suite=heap", "threads=1,2", "output_dir=out")
+    folders = [str(tmp_path / "out" / job) for job in ("0", "1")]
+    assert told(tmp_path, *sweep) == [["heap", str(n + 1), folder] for n, folder in enumerate(folders)]
+    assert all((Path(folder) / ".hydra" / "overrides.yaml").is_file() for folder in folders)
+
+
+def test_so_have_the_suites_of_a_sweep(tmp_path: Path) -> None:
+    found = told(tmp_path, "--multirun", "suite=scopes,steady", "hydra.job.chdir=true", "output_dir=out")
+    folders = [str(tmp_path / "out" / job) for job in ("0", "1")]
+    assert found == [["scopes", "0", folders[0]], ["steady", "0", folders[1]]]
