@@ -68,12 +68,23 @@ class Ledger:
         if record.pairs is not None:
             record.pairs.add(record, time.seconds)
 
-    def skip(self, steps: int, seconds: float, waited_s: float, phase: str, *, compiled: bool) -> None:
-        """Book steps that were not timed, as a share of the seconds that they took together."""
-        wait_s, total = seconds * (self.wait_share or 0.0), self._phase(phase)
+    def skip(self, steps: int, seconds: float, between_s: float, phase: str, *, compiled: bool) -> None:
+        """Book steps that were not timed one by one.
+
+        Args:
+            steps: how many.
+            seconds: from their starts to their ends, by the host's clock.
+            between_s: from their ends to the starts of those after them. An accelerator works on
+                meanwhile: of that they have what they usually have, but no pause (a checkpoint).
+            phase: of all of them.
+            compiled: whether they ran compiled code.
+        """
+        usual_s, total = self._compiled_step_s if compiled else self.eager_step_s, self._phase(phase)
+        theirs_s = (seconds + between_s) * (1 - (self.wait_share or 0.0))
+        in_steps = max(seconds, min(theirs_s, steps * (usual_s or 0.0)))
         self.steps, total.steps = self.steps + steps, total.steps + steps
-        in_steps = seconds - wait_s
-        self._between, self._in_steps = self._between + wait_s + waited_s, self._in_steps + in_steps
+        self._in_steps += in_steps
+        self._between += seconds + between_s - in_steps
         self._recent = in_steps / steps
         total.seconds += in_steps
         self._compiled_seconds += in_steps * compiled
@@ -107,6 +118,12 @@ class Ledger:
     def eager_step_s(self) -> float | None:
         """Median of an undisturbed eager step."""
         summary = self._eager.summary() or self._eager_before.summary()
+        return None if summary is None else summary.median
+
+    @property
+    def _compiled_step_s(self) -> float | None:
+        """The same of a compiled one."""
+        summary = self._compiled.summary()
         return None if summary is None else summary.median
 
     @property
@@ -152,10 +169,10 @@ class Ledger:
     @property
     def break_even_step(self) -> int | None:
         """The batch at which the costs are earned back, ``None`` if never or unknown."""
-        gain, compiled = self._gain, self._compiled.summary()
-        if gain is None or gain <= 0 or compiled is None or self.flip_step is None:
+        gain, compiled_s = self._gain, self._compiled_step_s
+        if gain is None or gain <= 0 or compiled_s is None or self.flip_step is None:
             return None
-        return self.flip_step + math.ceil(self.costs_s / (gain * compiled.median))
+        return self.flip_step + math.ceil(self.costs_s / (gain * compiled_s))
 
     @property
     def wait_share(self) -> float | None:

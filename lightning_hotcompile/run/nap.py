@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.tracks import Track
@@ -43,9 +44,6 @@ class Nap:
 
     def __init__(self, track: Track, lane: Lane, flip: Flip, now: Callable[[], float]) -> None:
         self.track = track
-        self.since = self.until = now()
-        """Between these the steps have run that are not booked yet, and what lay between them."""
-
         self.compiled = lane is not Lane.EAGER
         self.steps = 0
         """That have ended since they were booked last."""
@@ -54,6 +52,8 @@ class Nap:
         """Whether one of them has not fitted."""
 
         self._now = now
+        self._at = now()  # what came before is in one of these two
+        self._in_steps_s = self._between_s = 0.0
         self._lane = lane
         self._gate = flip.installation.gate
         self._watch = flip.installation.witness.watch
@@ -67,6 +67,7 @@ class Nap:
         if not self._left or batch_idx == 0:
             return False
         self._left -= 1
+        self._between_s += self._seconds()
         self._gate.lane = self._lane  # as after Gate.open: nothing is compiled, and nothing left out
         return True
 
@@ -82,7 +83,23 @@ class Nap:
             if len(self._failures) + len(self._graphs) != self._happened:
                 self._left = 0
             self._runs = runs
-        self.until = self._now()
+        self._in_steps_s += self._seconds()
+
+    def _seconds(self) -> float:
+        """Since this was asked last."""
+        before, self._at = self._at, self._now()
+        return self._at - before
+
+    def book(self, ledger: Ledger) -> int:
+        """Enter the steps that have ended since this was done last, and say how many."""
+        steps, self.steps = self.steps, 0
+        self._between_s += self._seconds()
+        if steps:
+            phase = self.track.phase.value
+            ledger.skip(steps, self._in_steps_s, self._between_s, phase, compiled=self.compiled)
+            self.track.slept(steps, compiled=self.compiled, missed=self.missed)
+            self._in_steps_s = self._between_s = 0.0
+        return steps
 
     def end(self) -> None:
         """Be it in mid-step."""

@@ -233,16 +233,8 @@ class Session:
         for finished in self._clock.drain():
             assert isinstance(finished.tag, StepRecord)
             self.ledger.add(finished, finished.tag)
-        self._book_nap()
-
-    def _book_nap(self) -> None:
-        nap, now = self.nap, self._now()
-        if nap is not None and nap.steps:
-            seconds, phase = nap.until - nap.since, nap.track.phase.value
-            self.ledger.skip(nap.steps, seconds, now - nap.until, phase, compiled=nap.compiled)
-            nap.track.slept(nap.steps, compiled=nap.compiled, missed=nap.missed)
-            self._booked += nap.steps
-            nap.steps, nap.since = 0, now
+        if self.nap is not None:
+            self._booked += self.nap.book(self.ledger)
 
     def _end_nap(self) -> None:
         nap = self.nap

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -234,6 +236,27 @@ def test_what_is_compiled_between_two_steps_is_not_the_steps(considered: Looks) 
     assert [s.step for s in callback.report.samples if s.note == "stalled"] == [4]
 
 
+class Ticks(pl.Callback):
+    """A clock by which each step takes a second."""
+
+    now = 0.0
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        self.now += 1.0
+
+    @contextmanager
+    def in_sessions(self) -> Iterator[None]:
+        """Trainings are timed by it."""
+        original = Session.__init__
+
+        def timed(session: Session, *args: Any, **kwargs: Any) -> None:
+            original(session, *args, **{**kwargs, "now": lambda: self.now})
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Session, "__init__", timed)
+            yield
+
+
 def declined(**options: Any) -> Any:
     """A callback that compiles nothing, since it does not pay."""
     return hot(**{"cost_gate": True, "backend": "inductor", "store": None, **options})
@@ -294,29 +317,34 @@ def steady_in(steps: int, callback: Any) -> int:
 
 
 def test_waiting_at_the_end_of_an_epoch_is_no_time_of_compiled_steps(considered: Looks) -> None:
-    clock = [0.0]
-
-    class Ticks(pl.Callback):
-        def on_before_zero_grad(self, *_: Any) -> None:
-            clock[0] += 1.0
-
+    class Waits(Ticks):
         def on_train_epoch_end(self, *_: Any) -> None:
-            clock[0] += 1000.0
+            self.now += 1000.0
 
     callback = hot(scope="step", compile_optimizer=False)
-    original = Session.__init__
-
-    def timed(session: Session, *args: Any, **kwargs: Any) -> None:
-        original(session, *args, **{**kwargs, "now": lambda: clock[0]})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "__init__", timed)
-        fit(seeded(Net), [Ticks(), callback], train=loader(8 * 100), max_epochs=4)
+    ticks = Waits()
+    with ticks.in_sessions():
+        fit(seeded(Net), [ticks, callback], train=loader(8 * 100), max_epochs=4)
     ledger = considered.session.ledger
     steady = next(phase for phase in callback.report.phases if phase.name == "steady")
     assert steady.steps > 300
     assert steady.total_s == pytest.approx(steady.steps, rel=0.05)
     assert ledger.spent_s == pytest.approx(400, rel=0.05)
+
+
+def test_a_pause_in_a_nap_is_no_time_of_its_steps(considered: Looks) -> None:
+    class Saves(Ticks):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            self.now += 1000.0 if trainer.global_step == 240 else 0.0
+
+    callback, ticks = hot(scope="step", compile_optimizer=False), Saves()
+    with ticks.in_sessions():
+        fit(seeded(Net), [callback, ticks], train=loader(8 * 300), max_steps=300)
+    assert not {239, 240, 241} & set(considered)
+    ledger = considered.session.ledger
+    assert ledger.spent_s == pytest.approx(300)
+    assert ledger.wait_share == pytest.approx(1000 / 1300)
+    assert callback.report.saved_s == pytest.approx(0.0, abs=1.0)
 
 
 def test_batches_in_turns_are_all_met(considered: Looks) -> None:
