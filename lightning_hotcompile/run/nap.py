@@ -52,6 +52,7 @@ class Nap:
         """Whether one of them has not fitted."""
 
         self._now = now
+        self._is_in_step = False
         self._at = now()  # what came before is in one of these two
         self._in_steps_s = self._between_s = 0.0
         self._lane = lane
@@ -68,6 +69,7 @@ class Nap:
             return False
         self._left -= 1
         self._between_s += self._seconds()
+        self._is_in_step = True
         self._gate.lane = self._lane  # as after Gate.open: nothing is compiled, and nothing left out
         return True
 
@@ -84,6 +86,7 @@ class Nap:
                 self._left = 0
             self._runs = runs
         self._in_steps_s += self._seconds()
+        self._is_in_step = False
 
     def _seconds(self) -> float:
         """Since this was asked last."""
@@ -91,9 +94,9 @@ class Nap:
         return self._at - before
 
     def book(self, ledger: Ledger) -> int:
-        """Enter the steps that have ended since this was done last, and say how many."""
+        """Enter the steps that have ended since this was done last; one may be under way. Says how many."""
         steps, self.steps = self.steps, 0
-        self._between_s += self._seconds()
+        self._between_s += 0.0 if self._is_in_step else self._seconds()
         if steps:
             phase = self.track.phase.value
             ledger.skip(steps, self._in_steps_s, self._between_s, phase, compiled=self.compiled)

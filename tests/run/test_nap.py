@@ -347,6 +347,20 @@ def test_a_pause_in_a_nap_is_no_time_of_its_steps(considered: Looks) -> None:
     assert callback.report.saved_s == pytest.approx(0.0, abs=1.0)
 
 
+def test_a_report_in_the_middle_of_a_step_takes_no_time_from_it(considered: Looks) -> None:
+    class Reads(Ticks):
+        def on_train_batch_end(self, *_: Any) -> None:
+            shares.append(callback.report.wait_share)
+
+    shares: list[float | None] = []
+    callback, reads = hot(scope="step", compile_optimizer=False), Reads()
+    with reads.in_sessions():
+        fit(seeded(Net), [reads, callback], train=loader(8 * 300), max_steps=300)
+    assert len(considered) < 250
+    assert set(shares[1:]) == {0.0}
+    assert considered.session.ledger.spent_s == pytest.approx(300)
+
+
 def test_batches_in_turns_are_all_met(considered: Looks) -> None:
     callback = declined(dynamic=False, threshold=3)
     train([8] * 300 + [8, 12] * 200, [callback])
