@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -193,12 +194,12 @@ class Session:
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
-        self._end_nap()
         self.watch.end_recording()
         if self._current is not None:
             self._current = None
             self._clock.abandon()
             self.flip.abandon_step()
+        self._end_nap()
 
     def pause(self) -> None:
         """Out of the model until :meth:`go_on`: another stage comes in between."""
@@ -211,37 +212,42 @@ class Session:
         self.flip.go_on()
 
     def finish(self) -> None:
-        """Change everything back and close the books."""
-        try:
-            self.abandon_step()
-            self.book_finished_steps()
-            self.rounds.close()
-        finally:
-            self.side.finish()
+        """Change everything back and close the books; an error of one thing keeps no other from it."""
+        with ExitStack() as last_one_first:
+            last_one_first.callback(self.side.finish)
+            last_one_first.callback(self.rounds.close)
+            last_one_first.callback(self.book_finished_steps)
+            last_one_first.callback(self.abandon_step)
 
     def give_up(self, reason: str) -> None:
         """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""
-        self.finish()
-        self._gave_up = reason
-        for track in self.watch.tracks:
-            if track.phase.uses_compiled_code:
-                track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
-        self._together.answer_for(reason, self.steps)
+        try:
+            self.finish()
+        finally:
+            self._gave_up = reason
+            for track in self.watch.tracks:
+                if track.phase.uses_compiled_code:
+                    track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
+            self._together.answer_for(reason, self.steps)
 
     def book_finished_steps(self) -> None:
         """Bring the ledger up to date; at rest this is done once for many steps."""
-        for finished in self._clock.drain():
-            assert isinstance(finished.tag, StepRecord)
-            self.ledger.add(finished, finished.tag)
-        if self.nap is not None:
-            self._booked += self.nap.book(self.ledger)
+        try:
+            for finished in self._clock.drain():
+                assert isinstance(finished.tag, StepRecord)
+                self.ledger.add(finished, finished.tag)
+        finally:
+            if self.nap is not None:
+                self._booked += self.nap.book(self.ledger)
 
     def _end_nap(self) -> None:
         nap = self.nap
         if nap is not None:
             nap.end()
-            self.book_finished_steps()
-            self.nap = None
+            try:
+                self.book_finished_steps()
+            finally:
+                self.nap = None
             self._clock.abandon()  # what went by since the last step that was timed is no waiting
             if nap.missed:
                 self._stay_awake()
