@@ -36,10 +36,14 @@ def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
 def _batches_per_step(trainer: Trainer) -> float | None:
     """Batches for each step that the Trainer counts; with manual optimization on average until now.
 
+    Accumulation ends with the last batch of an epoch, so there may be fewer than it asks for.
+
     ``None`` where no step was counted yet: a GAN makes two in a batch, another model one in eight batches.
     """
     if trainer.lightning_module.automatic_optimization:
-        return trainer.accumulate_grad_batches
+        each, per_epoch = trainer.accumulate_grad_batches, trainer.num_training_batches
+        known = per_epoch > 0 and math.isfinite(per_epoch)
+        return per_epoch / math.ceil(per_epoch / each) if known else each
     batches, steps = trainer.fit_loop.epoch_loop.batch_progress.total.completed, trainer.global_step
     return batches / steps if batches and steps else None
 
