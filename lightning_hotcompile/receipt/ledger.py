@@ -34,7 +34,7 @@ class Ledger:
         self._stalled: list[float] = []
         self._slowed: list[float] = []  # recorded, or with fewer threads
         self._recent: float | None = None
-        self._between = 0.0
+        self._between = self._longest_wait_s = 0.0
         self._in_steps = 0.0
         self.install_s = 0.0
         self.own_s = 0.0
@@ -53,6 +53,7 @@ class Ledger:
         self._recent = time.seconds
         self._in_steps += time.seconds
         self._between += time.wait_seconds
+        self._longest_wait_s = max(self._longest_wait_s, time.wait_seconds)
         phase = self._phase(record.phase)
         phase.steps += 1
         phase.seconds += time.seconds
@@ -179,6 +180,11 @@ class Ledger:
         """Share of the time between steps in all of the time."""
         total = self._in_steps + self._between
         return self._between / total if total > 0 else None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds between two steps, on average; not the longest pause, which may have come once for all."""
+        return max(0.0, self._between - self._longest_wait_s) / self.steps if self.steps else 0.0
 
     @property
     def own_us(self) -> float | None:

@@ -219,6 +219,13 @@ class TestTimes:
         book(ledger, 0.03, eager(), wait=0.01)
         assert ledger.wait_share == pytest.approx(0.25)
 
+    def test_between_two_steps_on_average_without_a_pause_that_came_once(self) -> None:
+        ledger = Ledger()
+        assert ledger.wait_s == 0.0
+        for wait in (0.0, 0.1, 50.0, 0.1, 0.1, 0.2):
+            book(ledger, 0.01, eager(), wait=wait)
+        assert ledger.wait_s == pytest.approx(0.5 / 6)
+
     def test_own_time_per_step(self) -> None:
         ledger = Ledger()
         for _ in range(4):

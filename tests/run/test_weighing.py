@@ -29,8 +29,10 @@ def twice_as_fast() -> Track:
 def weighs(**given: Any) -> Weighing:
     """Compiling takes 5 s, an eager step 10 ms, and half of that is saved."""
     found = Weighing.__new__(Weighing)
-    facts = {"step_s": 0.01, "cost_gate": True, "min_speedup": 1.02, **given}
-    found._ledger = SimpleNamespace(eager_step_s=facts["step_s"])  # type: ignore[assignment]
+    facts = {"step_s": 0.01, "wait_s": 0.0, "cost_gate": True, "min_speedup": 1.02, **given}
+    found._ledger = SimpleNamespace(  # type: ignore[assignment]
+        eager_step_s=facts["step_s"], wait_s=facts["wait_s"]
+    )
     found._config = SimpleNamespace(  # type: ignore[assignment]
         cost_gate=facts["cost_gate"], min_speedup=facts["min_speedup"]
     )
@@ -57,6 +59,14 @@ def test_without_a_forecast_or_a_measure_it_is_not_weighed(monkeypatch: pytest.M
     assert weighs(min_speedup=0).recompile_pays(twice_as_fast())
     assert weighs(step_s=None).recompile_pays(twice_as_fast())
     assert weighs().recompile_pays(unmeasured)
+
+
+@pytest.mark.parametrize(("wait_s", "pays"), [(0.0, True), (0.03, False)])
+def test_of_a_time_that_is_left_steps_have_what_does_not_go_by_between_them(
+    wait_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *given: int(30.0 / given[-1]))
+    assert weighs(wait_s=wait_s).recompile_pays(twice_as_fast()) is pays
 
 
 LEFT_AND_LATE = [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
