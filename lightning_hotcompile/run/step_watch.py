@@ -86,13 +86,15 @@ class StepWatch:
             family = self._reader.families.text(track.signature.batch)
             self._story.detected(track.signature.digest, self._detector.count(unit), self.op_graph, family)
         if record.ends_unit:
+            for seen, _ in self._unit:
+                seen.unit = self._detector.last_unit
             leave_out_mixed_unit(self._unit)
             self._unit.clear()
 
     def cool_down(self, track: Track) -> None:
         """What was tried and taken back has to come back more often before it is hot again."""
         track.hot = False
-        self._detector.raise_threshold(self._detector.last_unit or track.signature)
+        self._detector.raise_threshold(track.signature if track.unit is None else track.unit)
 
     def is_one_to_record(self, track: Track, record: StepRecord) -> bool:
         """Whether this is the step whose operations are to be known, should anything be compiled."""
