@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.receipt.report import PhaseStats
@@ -23,9 +25,14 @@ class _PhaseTotal:
 
 
 class Ledger:
-    """The accounts of one fit, in seconds."""
+    """The accounts of one fit, in seconds.
 
-    def __init__(self) -> None:
+    Args:
+        now: a clock in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
         self._phases: dict[str, _PhaseTotal] = {}
         self._eager = self._eager_before = Window(_WINDOW)
         self._compiled = Window(_WINDOW)
@@ -89,6 +96,15 @@ class Ledger:
         self._recent = in_steps / steps
         total.seconds += in_steps
         self._compiled_seconds += in_steps * compiled
+
+    @contextmanager
+    def own_time(self) -> Iterator[None]:
+        """What is done meanwhile is the callback's own doing; installing is booked apart."""
+        start, installed_s = self._now(), self.install_s
+        try:
+            yield
+        finally:
+            self.own_s += self._now() - start - (self.install_s - installed_s)
 
     def _phase(self, name: str) -> _PhaseTotal:
         if name not in self._phases:

@@ -29,6 +29,36 @@ def looks_before(lane: Lane, *, nothing_pays: bool = False) -> int:
     return CALM_EAGER if lane is Lane.EAGER else CALM
 
 
+class Calm:
+    """Counts looks at steps at rest that all went one way: after some a nap may begin."""
+
+    def __init__(self) -> None:
+        self.lane = Lane.EAGER
+        """That of the step that was looked at last."""
+
+        self._looks = 0
+
+    def look(self, lane: Lane, *, at_rest: bool) -> None:
+        """A step is looked at that goes this way."""
+        as_before, self.lane = lane is self.lane, lane
+        if lane is not Lane.COMPILE and as_before and at_rest:
+            self._looks += 1
+        else:
+            self.stay_awake()
+
+    def stay_awake(self) -> None:
+        """A step that was another one, or fitted nothing, may be the first of many."""
+        self._looks = min(self._looks, looks_before(self.lane) - LOOKS_AFTER_ANOTHER)
+
+    def begin_anew(self) -> None:
+        """No look until now counts."""
+        self._looks = 0
+
+    def is_enough(self, *, nothing_pays: bool) -> bool:
+        """Whether a nap may begin; soon where no kind of step can pay."""
+        return self._looks >= looks_before(self.lane, nothing_pays=nothing_pays)
+
+
 class Nap:
     """Steps that go as the one before, and are neither read nor timed.
 

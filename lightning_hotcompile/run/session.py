@@ -24,7 +24,7 @@ from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.moves import Moves
-from lightning_hotcompile.run.nap import LOOKS_AFTER_ANOTHER, Nap, looks_before
+from lightning_hotcompile.run.nap import Calm, Nap
 from lightning_hotcompile.run.preflight import other_plans
 from lightning_hotcompile.run.rounds import Round, Rounds
 from lightning_hotcompile.run.side_gains import SideGains
@@ -73,7 +73,7 @@ class Session:
         self._trainer = trainer
         self._stage = stage
         self._now = now
-        self.ledger = Ledger()
+        self.ledger = Ledger(now)
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story, first)
         self._booked = 0
@@ -98,18 +98,18 @@ class Session:
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
         self.nap: Nap | None = None
-        self._calm = 0
-        self._lane = Lane.EAGER
+        self._calm = Calm()
 
     def consider_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
-        """Ask everything anew: decide how the step that is about to run goes, and begin to time it."""
-        start, installed_s = self._now(), self.ledger.install_s
-        self._end_nap()
-        if self._current is not None:
+        """Ask everything anew: decide how the step that is about to run goes."""
+        with self.ledger.own_time():
             self.abandon_step()
-        if self._gave_up is not None:
-            self._together.answer_for(self._gave_up, self.steps)
-            return
+            if self._gave_up is None:
+                self._decide_on(batch, batch_idx, dataloader_idx)
+            else:
+                self._together.answer_for(self._gave_up, self.steps)
+
+    def _decide_on(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         self.book_finished_steps()
         track = self.watch.track_of(batch, batch_idx, dataloader_idx)
         self.flip.batch.begin(batch, track.signature.batch)
@@ -129,17 +129,19 @@ class Session:
             record.without = track.without
         self.flip.ahead.mark(record)
         self._current = (track, record, lane)
-        self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
-        as_before, self._lane = lane is self._lane, lane
-        if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
-            self.watch.begin_recording(record)
-            self._calm = 0
-        elif lane is not Lane.COMPILE and as_before and self._is_at_rest(track):
-            self._calm += 1
-        else:
-            self._stay_awake()
-        self.side.begin_step()
-        self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
+
+    def begin_step(self) -> None:
+        """The step that was considered begins: what is done from now on counts as its own."""
+        if self._current is None:
+            return
+        track, record, lane = self._current
+        with self.ledger.own_time():
+            self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
+            self._calm.look(lane, at_rest=self._is_at_rest(track))
+            if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
+                self.watch.begin_recording(record)
+                self._calm.begin_anew()
+            self.side.begin_step()
         self._clock.start(record)
 
     def after_step(self) -> None:
@@ -148,18 +150,17 @@ class Session:
             self._booked += self._gave_up is not None
             return
         self._clock.stop()
-        start = self._now()
         (track, record, lane), self._current = self._current, None
         self._booked += 1
-        record.ends_unit = ends_unit(self._trainer, self._stage)
-        self._look_back(track, record, lane)
-        if self.side.end_step(record):
-            self.book_finished_steps()
-            self.ledger.forget_eager_steps()
-        nothing_pays = self.watch.tracks.all_are_hopeless()
-        if self._calm >= looks_before(lane, nothing_pays=nothing_pays) and not self.side.is_busy:
-            self.nap = Nap(track, lane, self.flip, self._now)
-        self.ledger.own_s += self._now() - start
+        with self.ledger.own_time():
+            record.ends_unit = ends_unit(self._trainer, self._stage)
+            self._look_back(track, record, lane)
+            if self.side.end_step(record):
+                self.book_finished_steps()
+                self.ledger.forget_eager_steps()
+            nothing_pays = self.watch.tracks.all_are_hopeless()
+            if self._calm.is_enough(nothing_pays=nothing_pays) and not self.side.is_busy:
+                self.nap = Nap(track, lane, self.flip, self._now)
 
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
         """Find out what happened in the step."""
@@ -174,9 +175,9 @@ class Session:
         pays = partial(self.rounds.now.weighing.recompile_pays, track)
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit, recompile_pays=pays)
         if record.disturbed:
-            self._stay_awake()
+            self._calm.stay_awake()
         if not self._is_at_rest(track):
-            self._stay_awake()
+            self._calm.stay_awake()
             self.watch.count(track, record)
 
     def _is_at_rest(self, track: Track) -> bool:
@@ -250,11 +251,7 @@ class Session:
                 self.nap = None
             self._clock.abandon()  # what went by since the last step that was timed is no waiting
             if nap.missed:
-                self._stay_awake()
-
-    def _stay_awake(self) -> None:
-        """A step that was another one, or fitted nothing, may be the first of many."""
-        self._calm = min(self._calm, looks_before(self._lane) - LOOKS_AFTER_ANOTHER)
+                self._calm.stay_awake()
 
     @property
     def plan(self) -> CompilePlan:

@@ -101,8 +101,8 @@ class StageRun:
             nap = self.session.nap
             if nap is None or not nap.goes_on(batch_idx):
                 self.session.consider_step(batch, batch_idx, dataloader_idx)
-                if self._told != len(self._own):
-                    self._log_what_is_new()
+                self._log_what_is_new()
+                self.session.begin_step()
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self._switch_off(error)
 
@@ -147,9 +147,11 @@ class StageRun:
                 self.session.give_up(first_line(error))
 
     def _log_what_is_new(self) -> None:
-        self._told = len(self._own)
-        if self._metrics.has_readers(self._trainer):
-            self._log(scalars(self.report, PHASE_NUMBER))
+        """Before the step that was considered begins: its time is its own."""
+        told, self._told = self._told, len(self._own)
+        if told != self._told and self._metrics.has_readers(self._trainer):
+            with self.session.ledger.own_time():
+                self._log(scalars(self.report, PHASE_NUMBER))
 
     def _log_step_time(self) -> None:
         """Log if this batch is one to log; one batch is at most one step in Lightning's count."""
@@ -161,12 +163,13 @@ class StageRun:
             self._until_log = 1
             return
         self.session.book_finished_steps()
-        self._log(
-            {
-                "step_ms": self.session.ledger.recent_step_ms,
-                "phase": PHASE_NUMBER[str(self.state.phase)],
-            }
-        )
+        with self.session.ledger.own_time():
+            self._log(
+                {
+                    "step_ms": self.session.ledger.recent_step_ms,
+                    "phase": PHASE_NUMBER[str(self.state.phase)],
+                }
+            )
 
     def finish(self) -> Report:
         """Change everything back and hand over the report."""

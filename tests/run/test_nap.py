@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +18,7 @@ from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.tracks import SOON
 from tests.hot import hot
+from tests.made_up_machine import Ticks
 from tests.models import Batches, Net, fit, loader, make_trainer, seeded
 
 
@@ -234,27 +233,6 @@ def test_what_is_compiled_between_two_steps_is_not_the_steps(considered: Looks) 
     callback = hot(backend="eager", scope="step", compile_optimizer=False)
     train([8] * 30, [callback, CompilesItsOwn()])
     assert [s.step for s in callback.report.samples if s.note == "stalled"] == [4]
-
-
-class Ticks(pl.Callback):
-    """A clock by which each step takes a second."""
-
-    now = 0.0
-
-    def on_before_zero_grad(self, *_: Any) -> None:
-        self.now += 1.0
-
-    @contextmanager
-    def in_sessions(self) -> Iterator[None]:
-        """Trainings are timed by it."""
-        original = Session.__init__
-
-        def timed(session: Session, *args: Any, **kwargs: Any) -> None:
-            original(session, *args, **{**kwargs, "now": lambda: self.now})
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Session, "__init__", timed)
-            yield
 
 
 def declined(**options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One fit under the callback: what is left of it after an error."""
+"""One fit under the callback: whose time is whose, and what is left of it after an error."""
 
 from __future__ import annotations
 
@@ -6,11 +6,56 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.loggers.logger import Logger
 
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.watch import clock
 from tests.hot import hot
+from tests.made_up_machine import Ticks
 from tests.models import Net, fit, loader, seeded
+
+
+class SlowLogger(Logger):
+    """Takes 100 seconds for what the callback writes.
+
+    Args:
+        ticks: the clock.
+    """
+
+    name, version = "slow", 0
+
+    def __init__(self, ticks: Ticks) -> None:
+        super().__init__()
+        self.ticks = ticks
+        self.writes = 0
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if any(name.startswith("hotcompile/") for name in metrics):
+            self.ticks.now += 100.0
+            self.writes += 1
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_writes_to_loggers_are_time_of_the_callback_and_of_no_step() -> None:
+    ticks, callback = Ticks(), hot(scope="step", compile_optimizer=False)
+    logger = SlowLogger(ticks)
+    with ticks.in_sessions():
+        fit(
+            seeded(Net),
+            [ticks, callback],
+            train=loader(8 * 100),
+            max_steps=100,
+            logger=logger,
+            log_every_n_steps=10,
+        )
+    report = callback.report
+    assert sum(phase.total_s for phase in report.phases) == pytest.approx(100)
+    in_mid_run = logger.writes - 1  # and the receipt
+    assert in_mid_run > 11
+    assert report.overhead_us == pytest.approx(1e6 * in_mid_run)
+    assert report.saved_s == pytest.approx(-100 * in_mid_run, abs=1.0)
 
 
 class BreaksDown(pl.Callback):
