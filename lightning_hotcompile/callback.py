@@ -203,8 +203,7 @@ class HotCompile(EvaluationHooks):
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    # In hooks and not as the callback's state: Lightning would refuse two of a kind with a state, and
-    # warn whoever loads the checkpoint without this callback.
+    # In hooks: two callbacks of a kind with a state are refused, and who loads it without ours is warned.
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -268,11 +267,12 @@ class HotCompile(EvaluationHooks):
         return plan, reason
 
     def _finish(self, stage: str) -> None:
-        if (run := self._runs.pop(stage, None)) is not None:
+        if (run := self._runs.get(stage)) is not None:  # until it has finished: Ctrl-C may come in between
             if stage == TRAIN:
                 self._progress_bar.take_out()
             self._reports[stage] = report = run.finish()
             self._ended = report if stage == TRAIN else self._ended
+            self._runs.pop(stage).tell(report)
 
     def _finish_all(self) -> None:
         for stage in reversed(list(self._runs)):

@@ -73,7 +73,7 @@ class StageRun:
         self._logs_every = getattr(trainer, "log_every_n_steps", 0) if stage == TRAIN else 0
         self._until_log: float = 0 if self._logs_every else math.inf
         self._notes: list[str] = []
-        self._handed_over: Report | None = None
+        self._last_report: Report | None = None
         store.begin(on_cpu=device_type(module) == "cpu")
         self._memory = Memory(store, plan, config, stage)
         first = State() if declined is None else State(phase=Phase.DECLINED, reason=declined)
@@ -172,13 +172,19 @@ class StageRun:
             )
 
     def finish(self) -> Report:
-        """Change everything back and hand over the report."""
+        """Change everything back and make the report."""
         self.guarded(Session.finish)
-        self.guarded(self._hand_over)
-        return self._handed_over or empty_report("declined", "; ".join(self._notes), self._own)
+        self.guarded(self._make_report)
+        return self._last_report or empty_report("declined", "; ".join(self._notes), self._own)
 
-    def _hand_over(self, session: Session) -> None:
-        self._handed_over = report = self.report
+    def _make_report(self, session: Session) -> None:
+        self._last_report = self.report
+
+    def tell(self, report: Report) -> None:
+        """Keep for later runs what was learned; write the report to loggers and the console."""
+        self.guarded(lambda session: self._tell(session, report))
+
+    def _tell(self, session: Session, report: Report) -> None:
         track = session.watch.tracks.main()
         if track is not None and self._trainer.is_global_zero:
             installed, now = session.flip.installation, session.rounds.now
