@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -22,6 +23,9 @@ from lightning_hotcompile.watch.signature import SignatureReader
 
 _RECORDED_STEP = 8
 """Its operations are timed as well, and the first steps hold much that is done once."""
+
+_LATEST = 256
+"""So many of the steps that were looked at tell how often a kind of step comes."""
 
 _FIRST_TYPICAL = 2
 """The first step still builds the optimizer's state."""
@@ -57,6 +61,7 @@ class StepWatch:
         self._unit: list[tuple[Track, StepRecord]] = []
         self._recorder: OpRecorder | None = None
         self._last: Track | None = None
+        self._latest: deque[Track] = deque(maxlen=_LATEST)
         self.tracks = TrackBook(first=first)
         self.op_graph: OpGraph | None = None
         self.op_statistics: OpStatistics | None = None
@@ -73,7 +78,18 @@ class StepWatch:
         last = self._last
         if last is None or last.signature != signature:
             self._last = last = self.tracks.of(signature)
+        self._latest.append(last)
         return last
+
+    def share_of(self, track: Track) -> float:
+        """Part of the steps that is of this kind, by the latest ones since there was one of it.
+
+        What came before says nothing about what comes: shapes may change in the course of a training.
+        """
+        are = [each is track for each in self._latest]
+        since = are[are.index(True) :] if True in are else [True]
+        met, steps = sum(since) - 1, len(since) - 1  # after the first one
+        return met / steps if met else 1 / (steps + 1)
 
     def count(self, track: Track, record: StepRecord) -> None:
         """One step of this signature has ended; at the end of a unit it may have become hot."""

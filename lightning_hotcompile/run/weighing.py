@@ -120,7 +120,7 @@ class Weighing:
         return forecast(
             remaining_steps=self._left(step_s),
             step_s=step_s,
-            expected=self._expectation(track, known, step_s),
+            expected=replace(self._expectation(track, known, step_s), share=self._watch.share_of(track)),
             spent_s=self._ledger.spent_s,
             or_inline=self._config.prewarm is not True,
         )
@@ -140,6 +140,7 @@ class Weighing:
             words = "its code is there"
             load_s = WARM_SHARE * self._assumed(None, step_s).compile_s
             expected = replace(expected, compile_s=min(expected.compile_s, load_s))
+        expected = replace(expected, share=self._watch.share_of(track))
         decision = forecast(remaining_steps=left, step_s=step_s, expected=expected)
         reason = f"too late after a child process, {words}: {decision.reason}"
         return None if decision.go else replace(decision, reason=reason)
@@ -163,19 +164,21 @@ class Weighing:
             return True
         left = self._left(step_s)
         cost_s = self._assumed(None, step_s).compile_s  # this run may have found its first code in a cache
-        return left is None or left * step_s * (1 - 1 / ratio.value) > cost_s
+        saves_s = self._watch.share_of(track) * step_s * (1 - 1 / ratio.value)
+        return left is None or left * saves_s > cost_s
 
     def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
         """Whether to try one more plan after the present one."""
         step_s = self._ledger.eager_step_s or median(track.pairs.eager)  # of a batch; pairs are of units
         if track.phase is Phase.STEADY:
             step_s *= median(track.pairs.compiled) / median(track.pairs.eager)
+        left, share = self._left(step_s), self._watch.share_of(track)
         return worth_one_more(
             plan=plan.name,
-            remaining_steps=self._left(step_s),
+            remaining_steps=None if left is None else int(share * left),
             step_s=step_s,
             cost_s=self._cost_of_another(plan),
-            spent_s=self._ledger.spent_s,
+            spent_s=share * self._ledger.spent_s,
             gain=self._gain_of_another(plan),
         )
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.prior import OpStatistics
@@ -18,12 +19,12 @@ from tests.hot import hot
 from tests.models import Net, fit
 
 
-def watching(**options: Any) -> tuple[StepWatch, list[str]]:
+def watching(stage: str = "train", **options: Any) -> tuple[StepWatch, list[str]]:
     """A watch over made-up steps, and the digests of what has become hot."""
     found: list[str] = []
     story: Any = SimpleNamespace(detected=lambda digest, *_: found.append(digest))
     trainer: Any = SimpleNamespace(precision="32-true")
-    return StepWatch(trainer, Net(), HotCompileConfig(**options), "train", story), found
+    return StepWatch(trainer, Net(), HotCompileConfig(**options), stage, story), found
 
 
 def track(watch: StepWatch, batch: str) -> Track:
@@ -117,3 +118,36 @@ def test_the_same_of_a_unit_of_several_micro_steps() -> None:
         step(watch, first)
         assert first.hot is (turn == 4)
     assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"),
+    [
+        ([8], 1),
+        ([8] * 12, 1),
+        ([8, 4] * 10, 1 / 2),
+        ([8, 4, 2] * 10, 1 / 3),
+        ([8] * 300 + [4] * 5, 1),  # from now on all are of this kind
+        ([4] + [8] * 300 + [4] * 5, 1),  # though one was at the very beginning
+        (([8] * 9 + [4]) * 3, 1 / 10),  # the last batch of an epoch
+        (([8] * 9 + [4]) * 3 + [8], 9 / 10),  # and the others
+    ],
+)
+def test_how_often_a_kind_of_step_comes(sizes: list[int], share: float) -> None:
+    watch, _ = watching("test", dynamic=False)
+    tracks = [watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate(sizes)]
+    assert watch.share_of(tracks[-1]) == pytest.approx(share)
+
+
+def test_one_that_has_not_come_again_yet_comes_seldom() -> None:
+    watch, _ = watching("test", dynamic=False)
+    first, *_ = [watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate((8, 4, 4, 4))]
+    assert watch.share_of(first) == 1 / 4
+    assert watch.share_of(track(watch, "never seen")) == 1
+
+
+def test_a_family_of_sizes_has_the_whole_run() -> None:
+    watch, _ = watching("test")
+    tracks = [watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate(range(5, 45))]
+    assert tracks[-1] is tracks[-20]
+    assert watch.share_of(tracks[-1]) == 1
