@@ -39,7 +39,6 @@ class HotCompile(CheckpointHooks):
     Training starts eager at once. When the same step has come back ``threshold`` times and the
     forecast says that it pays, the hot part of the model is compiled in place and timed against
     eager steps; what does not pay is taken back. Checkpoints, logs and the module are as without.
-
     :class:`~lightning_hotcompile.HotCompileConfig` says more about each argument.
 
     Args:
@@ -268,11 +267,12 @@ class HotCompile(CheckpointHooks):
         return plan, reason
 
     def _finish(self, stage: str) -> None:
-        if (run := self._runs.pop(stage, None)) is not None:
+        if (run := self._runs.get(stage)) is not None:  # until it has finished: Ctrl-C may come in between
+            self._reports[stage] = report = run.finish()
             if stage == TRAIN:
                 self._progress_bar.take_out()
-            self._reports[stage] = report = run.finish()
-            self._ended = report if stage == TRAIN else self._ended
+                self._ended = report
+            self._runs.pop(stage).tell(report)
 
     def _finish_all(self) -> None:
         for stage in reversed(list(self._runs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.machine import Phase, State
@@ -32,6 +32,9 @@ class Track:
     signature: StepSignature
     state: State = field(default_factory=State)
     hot: bool = False
+    unit: Hashable = None
+    """What a detector calls the last unit that such a step was a part of."""
+
     steps: int = 0
     attempts: int = 0
     """Steps since the flip that were to use compiled code."""

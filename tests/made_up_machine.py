@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +17,28 @@ from lightning_hotcompile.run.session import Session
 from tests.models import Net, loader, make_trainer, seeded
 
 STEP_S = 20.0
+
+
+class Ticks(Callback):
+    """A clock by which each step takes a second."""
+
+    now = 0.0
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        """Once in each step, compiled or not."""
+        self.now += 1.0
+
+    @contextmanager
+    def in_sessions(self) -> Iterator[None]:
+        """Trainings are timed by it."""
+        original = Session.__init__
+
+        def timed(session: Session, *args: Any, **kwargs: Any) -> None:
+            original(session, *args, **{**kwargs, "now": lambda: self.now})
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Session, "__init__", timed)
+            yield
 
 
 class Machine(Callback):

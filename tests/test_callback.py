@@ -12,8 +12,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
+from lightning_hotcompile.receipt.metrics import LoggerMetrics
+from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.tracks import SOON
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
@@ -417,6 +420,28 @@ class TestLifecycle:
             fit(model, [callback, Stops()])
         assert "training_step" not in vars(model)
         assert callback.report.steps == 10
+
+    @pytest.mark.parametrize("owner", [LoggerMetrics, Session], ids=["its receipt", "the model"])
+    def test_keyboard_interrupt_at_the_end_loses_neither_the_report_nor_the_model(
+        self, owner: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = "log_text" if owner is LoggerMetrics else "finish"
+        method, calls = getattr(owner, name), []
+
+        def interrupted_once(*args: Any) -> None:
+            calls.append(args)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            method(*args)
+
+        monkeypatch.setattr(owner, name, interrupted_once)
+        model, callback = seeded(Net), hot(scope="step", compile_optimizer=False)
+        with pytest.raises(SystemExit):
+            fit(model, [callback], logger=CSVLogger(tmp_path))
+        assert calls
+        assert "training_step" not in vars(model)
+        assert callback.report.steps == 48
+        assert all(region.proven for region in callback.report.regions)
 
     @pytest.mark.parametrize("scope", ["step", "regions"])
     def test_checkpoints_are_those_of_eager_and_resume_both_ways(self, tmp_path: Path, scope: str) -> None:

@@ -41,8 +41,8 @@ class Slowed(pl.Callback):
 
     def on_train_batch_start(self, *_: Any) -> None:
         session = self._callback._runs["train"].session
-        self.lanes.append(session._lane)
-        if session._lane is self._lane:
+        self.lanes.append(session._calm.lane)
+        if session._calm.lane is self._lane:
             time.sleep(0.02)
 
 

@@ -87,6 +87,9 @@ class Expectation:
     is_lasting: bool = False
     """Whether later runs would find the code, and nothing is known of earlier ones."""
 
+    share: float = 1.0
+    """Part of the steps that are left which become faster: those of one kind, where others come between."""
+
     start_s: float = 0.0
     """Seconds that the first flip of a process takes more, whether its code is in a cache or not."""
 
@@ -156,7 +159,7 @@ def forecast(
     if step_s is None:
         return Decision(go=False, wait=True, reason="waits until a step was measured")
     if remaining_steps is None:
-        return _of_unknown_length(step_s, spent_s, expected.cost_s)
+        return _of_unknown_length(step_s, expected.share * spent_s, expected)
     decision = _weighed(remaining_steps, step_s, expected)
     if expected.child is None or not or_inline:
         return decision
@@ -189,27 +192,21 @@ def too_short(*, remaining_steps: int | None, step_s: float | None, load_s: floa
 
 
 def _weighed(remaining_steps: int, step_s: float, expected: Expectation) -> Decision:
-    cost = expected.cost_s
-    left_s = remaining_steps * step_s
-    saving = max(0.0, left_s - expected.wait_s) * (1 - 1 / expected.speedup)
+    cost, left_s = expected.cost_s, remaining_steps * step_s
+    saving = expected.share * max(0.0, left_s - expected.wait_s) * (1 - 1 / expected.speedup)
     facts = _facts(remaining_steps, step_s, expected, saving)
     go, words = saving > cost, "worth it" if saving > cost else "not worth it"
     lent = cost - saving
     if not go and 0 < saving > cost - expected.forgone_s and lent < LENT * left_s:
         go, words = True, "worth it for the runs to come"
         facts += f"; earlier runs that declined would have saved {expected.forgone_s:.1f} s"
-    one_more_s = forgone_s(left_s, expected)
+    one_more_s = forgone_s(expected.share * left_s, expected)
     if not go and expected.is_lasting and saving > 0 and lent < min(LENT_UNASKED * left_s, one_more_s):
         go, words = True, "worth it for the runs to come"
         facts += f"; one more run like this would save {one_more_s:.1f} s"
     if not go and not expected.measured and cost < CHEAP * left_s:
         go, words = True, f"worth finding out, since it costs less than {CHEAP:.0%} of what is left"
-    return Decision(
-        go=go,
-        reason=f"{words}: {facts}",
-        expected_cost_s=cost,
-        expected_saving_s=saving,
-    )
+    return Decision(go=go, reason=f"{words}: {facts}", expected_cost_s=cost, expected_saving_s=saving)
 
 
 def _facts(remaining_steps: int, step_s: float, expected: Expectation, saving: float) -> str:
@@ -219,6 +216,8 @@ def _facts(remaining_steps: int, step_s: float, expected: Expectation, saving: f
             f"{left} are left, in all {left_s:.1f} s, and a child process would compile for about "
             f"{expected.wait_s:.0f} s"
         )
+    if expected.share < 1:
+        left = f"{int(expected.share * remaining_steps):,} steps of this kind, {_ms(step_s)} each,"
     gain = f"{'the measured' if expected.measured else 'an assumed'} speed-up of {expected.speedup:.2f}x"
     saves = f"saves about {saving:.1f} s" if saving >= 0.05 else "saves nothing"
     return f"{left} are left, at {gain} compiling {saves} and costs about {expected.cost_s:.0f} s"
@@ -266,10 +265,11 @@ def worth_one_more(
     return Decision(go=go, reason=f"{words}: {facts}", expected_cost_s=cost_s, expected_saving_s=saving)
 
 
-def _of_unknown_length(step_s: float, spent_s: float, cost: float) -> Decision:
+def _of_unknown_length(step_s: float, spent_s: float, expected: Expectation) -> Decision:
+    cost, steps = expected.cost_s, "steps" if expected.share == 1 else "steps of this kind"
     facts = (
         f"the number of steps left is unknown, a step takes {_ms(step_s)}; the run has spent "
-        f"{spent_s:.1f} s in steps, compiling costs about {cost:.0f} s"
+        f"{spent_s:.1f} s in {steps}, compiling costs about {cost:.0f} s"
     )
     go = spent_s >= cost
     words = "worth the risk" if go else "waits until it has spent as much"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.receipt.report import PhaseStats
@@ -23,9 +25,14 @@ class _PhaseTotal:
 
 
 class Ledger:
-    """The accounts of one fit, in seconds."""
+    """The accounts of one fit, in seconds.
 
-    def __init__(self) -> None:
+    Args:
+        now: a clock in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
         self._phases: dict[str, _PhaseTotal] = {}
         self._eager = self._eager_before = Window(_WINDOW)
         self._compiled = Window(_WINDOW)
@@ -34,7 +41,7 @@ class Ledger:
         self._stalled: list[float] = []
         self._slowed: list[float] = []  # recorded, or with fewer threads
         self._recent: float | None = None
-        self._between = 0.0
+        self._between = self._longest_wait_s = 0.0
         self._in_steps = 0.0
         self.install_s = 0.0
         self.own_s = 0.0
@@ -53,6 +60,7 @@ class Ledger:
         self._recent = time.seconds
         self._in_steps += time.seconds
         self._between += time.wait_seconds
+        self._longest_wait_s = max(self._longest_wait_s, time.wait_seconds)
         phase = self._phase(record.phase)
         phase.steps += 1
         phase.seconds += time.seconds
@@ -68,15 +76,35 @@ class Ledger:
         if record.pairs is not None:
             record.pairs.add(record, time.seconds)
 
-    def skip(self, steps: int, seconds: float, waited_s: float, phase: str, *, compiled: bool) -> None:
-        """Book steps that were not timed, as a share of the seconds that they took together."""
-        wait_s, total = seconds * (self.wait_share or 0.0), self._phase(phase)
+    def skip(self, steps: int, seconds: float, between_s: float, phase: str, *, compiled: bool) -> None:
+        """Book steps that were not timed one by one.
+
+        Args:
+            steps: how many.
+            seconds: from their starts to their ends, by the host's clock.
+            between_s: from their ends to the starts of those after them. An accelerator works on
+                meanwhile: of that they have what they usually have, but no pause (a checkpoint).
+            phase: of all of them.
+            compiled: whether they ran compiled code.
+        """
+        usual_s, total = self._compiled_step_s if compiled else self.eager_step_s, self._phase(phase)
+        theirs_s = (seconds + between_s) * (1 - (self.wait_share or 0.0))
+        in_steps = max(seconds, min(theirs_s, steps * (usual_s or 0.0)))
         self.steps, total.steps = self.steps + steps, total.steps + steps
-        in_steps = seconds - wait_s
-        self._between, self._in_steps = self._between + wait_s + waited_s, self._in_steps + in_steps
+        self._in_steps += in_steps
+        self._between += seconds + between_s - in_steps
         self._recent = in_steps / steps
         total.seconds += in_steps
         self._compiled_seconds += in_steps * compiled
+
+    @contextmanager
+    def own_time(self) -> Iterator[None]:
+        """What is done meanwhile is the callback's own doing; installing is booked apart."""
+        start, installed_s = self._now(), self.install_s
+        try:
+            yield
+        finally:
+            self.own_s += self._now() - start - (self.install_s - installed_s)
 
     def _phase(self, name: str) -> _PhaseTotal:
         if name not in self._phases:
@@ -107,6 +135,12 @@ class Ledger:
     def eager_step_s(self) -> float | None:
         """Median of an undisturbed eager step."""
         summary = self._eager.summary() or self._eager_before.summary()
+        return None if summary is None else summary.median
+
+    @property
+    def _compiled_step_s(self) -> float | None:
+        """The same of a compiled one."""
+        summary = self._compiled.summary()
         return None if summary is None else summary.median
 
     @property
@@ -152,16 +186,21 @@ class Ledger:
     @property
     def break_even_step(self) -> int | None:
         """The batch at which the costs are earned back, ``None`` if never or unknown."""
-        gain, compiled = self._gain, self._compiled.summary()
-        if gain is None or gain <= 0 or compiled is None or self.flip_step is None:
+        gain, compiled_s = self._gain, self._compiled_step_s
+        if gain is None or gain <= 0 or compiled_s is None or self.flip_step is None:
             return None
-        return self.flip_step + math.ceil(self.costs_s / (gain * compiled.median))
+        return self.flip_step + math.ceil(self.costs_s / (gain * compiled_s))
 
     @property
     def wait_share(self) -> float | None:
         """Share of the time between steps in all of the time."""
         total = self._in_steps + self._between
         return self._between / total if total > 0 else None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds between two steps, on average; not the longest pause, which may have come once for all."""
+        return max(0.0, self._between - self._longest_wait_s) / self.steps if self.steps else 0.0
 
     @property
     def own_us(self) -> float | None:

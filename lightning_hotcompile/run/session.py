@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -23,7 +24,7 @@ from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.moves import Moves
-from lightning_hotcompile.run.nap import LOOKS_AFTER_ANOTHER, Nap, looks_before
+from lightning_hotcompile.run.nap import Calm, Nap
 from lightning_hotcompile.run.preflight import other_plans
 from lightning_hotcompile.run.rounds import Round, Rounds
 from lightning_hotcompile.run.side_gains import SideGains
@@ -72,7 +73,7 @@ class Session:
         self._trainer = trainer
         self._stage = stage
         self._now = now
-        self.ledger = Ledger()
+        self.ledger = Ledger(now)
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story, first)
         self._booked = 0
@@ -97,18 +98,18 @@ class Session:
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
         self.nap: Nap | None = None
-        self._calm = 0
-        self._lane = Lane.EAGER
+        self._calm = Calm()
 
     def consider_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
-        """Ask everything anew: decide how the step that is about to run goes, and begin to time it."""
-        start, installed_s = self._now(), self.ledger.install_s
-        self._end_nap()
-        if self._current is not None:
+        """Ask everything anew: decide how the step that is about to run goes."""
+        with self.ledger.own_time():
             self.abandon_step()
-        if self._gave_up is not None:
-            self._together.answer_for(self._gave_up, self.steps)
-            return
+            if self._gave_up is None:
+                self._decide_on(batch, batch_idx, dataloader_idx)
+            else:
+                self._together.answer_for(self._gave_up, self.steps)
+
+    def _decide_on(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         self.book_finished_steps()
         track = self.watch.track_of(batch, batch_idx, dataloader_idx)
         self.flip.batch.begin(batch, track.signature.batch)
@@ -128,17 +129,19 @@ class Session:
             record.without = track.without
         self.flip.ahead.mark(record)
         self._current = (track, record, lane)
-        self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
-        as_before, self._lane = lane is self._lane, lane
-        if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
-            self.watch.begin_recording(record)
-            self._calm = 0
-        elif lane is not Lane.COMPILE and as_before and self._is_at_rest(track):
-            self._calm += 1
-        else:
-            self._stay_awake()
-        self.side.begin_step()
-        self.ledger.own_s += self._now() - start - (self.ledger.install_s - installed_s)
+
+    def begin_step(self) -> None:
+        """The step that was considered begins: what is done from now on counts as its own."""
+        if self._current is None:
+            return
+        track, record, lane = self._current
+        with self.ledger.own_time():
+            self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
+            self._calm.look(lane, at_rest=self._is_at_rest(track))
+            if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
+                self.watch.begin_recording(record)
+                self._calm.begin_anew()
+            self.side.begin_step()
         self._clock.start(record)
 
     def after_step(self) -> None:
@@ -147,18 +150,17 @@ class Session:
             self._booked += self._gave_up is not None
             return
         self._clock.stop()
-        start = self._now()
         (track, record, lane), self._current = self._current, None
         self._booked += 1
-        record.ends_unit = ends_unit(self._trainer, self._stage)
-        self._look_back(track, record, lane)
-        if self.side.end_step(record):
-            self.book_finished_steps()
-            self.ledger.forget_eager_steps()
-        nothing_pays = self.watch.tracks.all_are_hopeless()
-        if self._calm >= looks_before(lane, nothing_pays=nothing_pays) and not self.side.is_busy:
-            self.nap = Nap(track, lane, self.flip, self._now)
-        self.ledger.own_s += self._now() - start
+        with self.ledger.own_time():
+            record.ends_unit = ends_unit(self._trainer, self._stage)
+            self._look_back(track, record, lane)
+            if self.side.end_step(record):
+                self.book_finished_steps()
+                self.ledger.forget_eager_steps()
+            nothing_pays = self.watch.tracks.all_are_hopeless()
+            if self._calm.is_enough(nothing_pays=nothing_pays) and not self.side.is_busy:
+                self.nap = Nap(track, lane, self.flip, self._now)
 
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
         """Find out what happened in the step."""
@@ -173,9 +175,9 @@ class Session:
         pays = partial(self.rounds.now.weighing.recompile_pays, track)
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit, recompile_pays=pays)
         if record.disturbed:
-            self._stay_awake()
+            self._calm.stay_awake()
         if not self._is_at_rest(track):
-            self._stay_awake()
+            self._calm.stay_awake()
             self.watch.count(track, record)
 
     def _is_at_rest(self, track: Track) -> bool:
@@ -193,12 +195,12 @@ class Session:
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
-        self._end_nap()
         self.watch.end_recording()
         if self._current is not None:
             self._current = None
             self._clock.abandon()
             self.flip.abandon_step()
+        self._end_nap()
 
     def pause(self) -> None:
         """Out of the model until :meth:`go_on`: another stage comes in between."""
@@ -211,52 +213,45 @@ class Session:
         self.flip.go_on()
 
     def finish(self) -> None:
-        """Change everything back and close the books."""
-        try:
-            self.abandon_step()
-            self.book_finished_steps()
-            self.rounds.close()
-        finally:
-            self.side.finish()
+        """Change everything back and close the books; an error of one thing keeps no other from it."""
+        with ExitStack() as last_one_first:
+            last_one_first.callback(self.side.finish)
+            last_one_first.callback(self.rounds.close)
+            last_one_first.callback(self.book_finished_steps)
+            last_one_first.callback(self.abandon_step)
 
     def give_up(self, reason: str) -> None:
         """Stay eager from now on, but go on answering the other ranks: they would wait for ever."""
-        self.finish()
-        self._gave_up = reason
-        for track in self.watch.tracks:
-            if track.phase.uses_compiled_code:
-                track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
-        self._together.answer_for(reason, self.steps)
+        try:
+            self.finish()
+        finally:
+            self._gave_up = reason
+            for track in self.watch.tracks:
+                if track.phase.uses_compiled_code:
+                    track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
+            self._together.answer_for(reason, self.steps)
 
     def book_finished_steps(self) -> None:
         """Bring the ledger up to date; at rest this is done once for many steps."""
-        for finished in self._clock.drain():
-            assert isinstance(finished.tag, StepRecord)
-            self.ledger.add(finished, finished.tag)
-        self._book_nap()
-
-    def _book_nap(self) -> None:
-        nap, now = self.nap, self._now()
-        if nap is not None and nap.steps:
-            seconds, phase = nap.until - nap.since, nap.track.phase.value
-            self.ledger.skip(nap.steps, seconds, now - nap.until, phase, compiled=nap.compiled)
-            nap.track.slept(nap.steps, compiled=nap.compiled, missed=nap.missed)
-            self._booked += nap.steps
-            nap.steps, nap.since = 0, now
+        try:
+            for finished in self._clock.drain():
+                assert isinstance(finished.tag, StepRecord)
+                self.ledger.add(finished, finished.tag)
+        finally:
+            if self.nap is not None:
+                self._booked += self.nap.book(self.ledger)
 
     def _end_nap(self) -> None:
         nap = self.nap
         if nap is not None:
             nap.end()
-            self.book_finished_steps()
-            self.nap = None
+            try:
+                self.book_finished_steps()
+            finally:
+                self.nap = None
             self._clock.abandon()  # what went by since the last step that was timed is no waiting
             if nap.missed:
-                self._stay_awake()
-
-    def _stay_awake(self) -> None:
-        """A step that was another one, or fitted nothing, may be the first of many."""
-        self._calm = min(self._calm, looks_before(self._lane) - LOOKS_AFTER_ANOTHER)
+                self._calm.stay_awake()
 
     @property
     def plan(self) -> CompilePlan:

@@ -73,7 +73,7 @@ class StageRun:
         self._logs_every = getattr(trainer, "log_every_n_steps", 0) if stage == TRAIN else 0
         self._until_log: float = 0 if self._logs_every else math.inf
         self._notes: list[str] = []
-        self._handed_over: Report | None = None
+        self._last_report: Report | None = None
         store.follow(config)
         store.begin(on_cpu=device_type(module) == "cpu")
         self._memory = Memory(store, plan, config, stage)
@@ -102,8 +102,8 @@ class StageRun:
             nap = self.session.nap
             if nap is None or not nap.goes_on(batch_idx):
                 self.session.consider_step(batch, batch_idx, dataloader_idx)
-                if self._told != len(self._own):
-                    self._log_what_is_new()
+                self._log_what_is_new()
+                self.session.begin_step()
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self._switch_off(error)
 
@@ -148,9 +148,11 @@ class StageRun:
                 self.session.give_up(first_line(error))
 
     def _log_what_is_new(self) -> None:
-        self._told = len(self._own)
-        if self._metrics.has_readers(self._trainer):
-            self._log(scalars(self.report, PHASE_NUMBER))
+        """Before the step that was considered begins: its time is its own."""
+        told, self._told = self._told, len(self._own)
+        if told != self._told and self._metrics.has_readers(self._trainer):
+            with self.session.ledger.own_time():
+                self._log(scalars(self.report, PHASE_NUMBER))
 
     def _log_step_time(self) -> None:
         """Log if this batch is one to log; one batch is at most one step in Lightning's count."""
@@ -162,21 +164,28 @@ class StageRun:
             self._until_log = 1
             return
         self.session.book_finished_steps()
-        self._log(
-            {
-                "step_ms": self.session.ledger.recent_step_ms,
-                "phase": PHASE_NUMBER[str(self.state.phase)],
-            }
-        )
+        with self.session.ledger.own_time():
+            self._log(
+                {
+                    "step_ms": self.session.ledger.recent_step_ms,
+                    "phase": PHASE_NUMBER[str(self.state.phase)],
+                }
+            )
 
     def finish(self) -> Report:
-        """Change everything back and hand over the report."""
+        """Change everything back and make the report."""
         self.guarded(Session.finish)
-        self.guarded(self._hand_over)
-        return self._handed_over or empty_report("declined", "; ".join(self._notes), self._own)
+        self.guarded(self._make_report)
+        return self._last_report or empty_report("declined", "; ".join(self._notes), self._own)
 
-    def _hand_over(self, session: Session) -> None:
-        self._handed_over = report = self.report
+    def _make_report(self, session: Session) -> None:
+        self._last_report = self.report
+
+    def tell(self, report: Report) -> None:
+        """Keep for later runs what was learned; write the report to loggers and the console."""
+        self.guarded(lambda session: self._tell(session, report))
+
+    def _tell(self, session: Session, report: Report) -> None:
         track = session.watch.tracks.main()
         if track is not None and self._trainer.is_global_zero:
             installed, now = session.flip.installation, session.rounds.now

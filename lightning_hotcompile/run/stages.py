@@ -32,10 +32,10 @@ def begins_pass(trainer: Trainer, stage: str, batch_idx: int) -> bool:
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready <= 1
 
 
-def remaining_batches(trainer: Trainer, stage: str, step_s: float | None) -> int | None:
-    """Batches of this stage that are left at ``step_s`` seconds a step, ``None`` if nothing limits them."""
+def remaining_batches(trainer: Trainer, stage: str, batch_s: float | None) -> int | None:
+    """Batches of this stage that are left at ``batch_s`` seconds each, ``None`` if nothing limits them."""
     if stage == TRAIN:
-        return trainer_facts.remaining_batches(trainer, step_s)
+        return trainer_facts.remaining_batches(trainer, batch_s)
     if stage == "predict":
         return _left(trainer.num_predict_batches, trainer.predict_loop.batch_progress.current.completed)
     if stage == "test":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -22,6 +23,9 @@ from lightning_hotcompile.watch.signature import SignatureReader
 
 _RECORDED_STEP = 8
 """Its operations are timed as well, and the first steps hold much that is done once."""
+
+_LATEST = 256
+"""So many of the steps that were looked at tell how often a kind of step comes."""
 
 _FIRST_TYPICAL = 2
 """The first step still builds the optimizer's state."""
@@ -57,6 +61,7 @@ class StepWatch:
         self._unit: list[tuple[Track, StepRecord]] = []
         self._recorder: OpRecorder | None = None
         self._last: Track | None = None
+        self._latest: deque[Track] = deque(maxlen=_LATEST)
         self.tracks = TrackBook(first=first)
         self.op_graph: OpGraph | None = None
         self.op_statistics: OpStatistics | None = None
@@ -73,7 +78,18 @@ class StepWatch:
         last = self._last
         if last is None or last.signature != signature:
             self._last = last = self.tracks.of(signature)
+        self._latest.append(last)
         return last
+
+    def share_of(self, track: Track) -> float:
+        """Part of the steps that is of this kind, by the latest ones since there was one of it.
+
+        What came before says nothing about what comes: shapes may change in the course of a training.
+        """
+        are = [each is track for each in self._latest]
+        since = are[are.index(True) :] if True in are else [True]
+        met, steps = sum(since) - 1, len(since) - 1  # after the first one
+        return met / steps if met else 1 / (steps + 1)
 
     def count(self, track: Track, record: StepRecord) -> None:
         """One step of this signature has ended; at the end of a unit it may have become hot."""
@@ -86,13 +102,15 @@ class StepWatch:
             family = self._reader.families.text(track.signature.batch)
             self._story.detected(track.signature.digest, self._detector.count(unit), self.op_graph, family)
         if record.ends_unit:
+            for seen, _ in self._unit:
+                seen.unit = self._detector.last_unit
             leave_out_mixed_unit(self._unit)
             self._unit.clear()
 
     def cool_down(self, track: Track) -> None:
         """What was tried and taken back has to come back more often before it is hot again."""
         track.hot = False
-        self._detector.raise_threshold(self._detector.last_unit or track.signature)
+        self._detector.raise_threshold(track.signature if track.unit is None else track.unit)
 
     def is_one_to_record(self, track: Track, record: StepRecord) -> bool:
         """Whether this is the step whose operations are to be known, should anything be compiled."""

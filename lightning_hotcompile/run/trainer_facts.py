@@ -14,11 +14,11 @@ _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrateg
 _STRATEGIES_THAT_SHARD = ("FSDPStrategy", "ModelParallelStrategy")
 
 
-def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
+def remaining_batches(trainer: Trainer, batch_s: float | None) -> int | None:
     """Training batches that are left in this fit, ``None`` if nothing limits them.
 
-    The smallest of what ``max_steps``, ``max_epochs`` and ``max_time`` (at ``step_s`` seconds a
-    step) allow.
+    The smallest of what ``max_steps``, ``max_epochs`` and ``max_time`` (at ``batch_s`` seconds from one
+    batch to the next) allow.
     """
     limits: list[float] = []
     each = _batches_per_step(trainer)
@@ -29,18 +29,22 @@ def remaining_batches(trainer: Trainer, step_s: float | None) -> int | None:
         done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
         limits.append((trainer.max_epochs - trainer.current_epoch) * per_epoch - done)
     seconds = _seconds_left(trainer)
-    if seconds is not None and step_s:
-        limits.append(seconds / step_s)
+    if seconds is not None and batch_s:
+        limits.append(seconds / batch_s)
     return max(0, int(min(limits))) if limits else None
 
 
 def _batches_per_step(trainer: Trainer) -> float | None:
     """Batches for each step that the Trainer counts; with manual optimization on average until now.
 
+    Accumulation ends with the last batch of an epoch, so there may be fewer than it asks for.
+
     ``None`` where no step was counted yet: a GAN makes two in a batch, another model one in eight batches.
     """
     if trainer.lightning_module.automatic_optimization:
-        return trainer.accumulate_grad_batches
+        each, per_epoch = trainer.accumulate_grad_batches, trainer.num_training_batches
+        known = per_epoch > 0 and math.isfinite(per_epoch)
+        return per_epoch / math.ceil(per_epoch / each) if known else each
     batches, steps = trainer.fit_loop.epoch_loop.batch_progress.total.completed, trainer.global_step
     return batches / steps if batches and steps else None
 

@@ -93,10 +93,15 @@ class Weighing:
             return None
         least = plan.without_optimizers() or plan  # loading takes no longer for a mode that times kernels
         return too_short(
-            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
+            remaining_steps=self._left(step_s),
             step_s=step_s,
             load_s=WARM_SHARE * assumed_compile_s(least.regions, has_toolchain=True),
         )
+
+    def _left(self, step_s: float | None) -> int | None:
+        """Batches that are left, at so many seconds a step and as much between them as until now."""
+        batch_s = None if step_s is None else step_s + self._ledger.wait_s
+        return remaining_batches(self._trainer, self._stage, batch_s)
 
     @property
     def _on_cpu(self) -> bool:
@@ -113,9 +118,9 @@ class Weighing:
         if step_s is None and self._config.threshold == 0:
             return Decision(go=True, reason="threshold=0: compiled before a step was measured")
         return forecast(
-            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
+            remaining_steps=self._left(step_s),
             step_s=step_s,
-            expected=self._expectation(track, known, step_s),
+            expected=replace(self._expectation(track, known, step_s), share=self._watch.share_of(track)),
             spent_s=self._ledger.spent_s,
             or_inline=self._config.prewarm is not True,
         )
@@ -126,7 +131,7 @@ class Weighing:
         What the child cost is spent: what is weighed is loading its code, or compiling where it made none.
         """
         step_s, prewarm = self._ledger.eager_step_s, self._flip.ahead.prewarm
-        left = remaining_batches(self._trainer, self._stage, step_s)
+        left = self._left(step_s)
         if not self._config.cost_gate or step_s is None or left is None or prewarm is None:
             return None
         expected = self._for_runs_to_come(track, self._assumed(self.known(track), step_s))
@@ -135,6 +140,7 @@ class Weighing:
             words = "its code is there"
             load_s = WARM_SHARE * self._assumed(None, step_s).compile_s
             expected = replace(expected, compile_s=min(expected.compile_s, load_s))
+        expected = replace(expected, share=self._watch.share_of(track))
         decision = forecast(remaining_steps=left, step_s=step_s, expected=expected)
         reason = f"too late after a child process, {words}: {decision.reason}"
         return None if decision.go else replace(decision, reason=reason)
@@ -156,21 +162,23 @@ class Weighing:
         step_s, ratio, config = self._ledger.eager_step_s, track.pairs.ratio(), self._config
         if not config.cost_gate or config.min_speedup == 0 or step_s is None or ratio is None:
             return True
-        left = remaining_batches(self._trainer, self._stage, step_s)
+        left = self._left(step_s)
         cost_s = self._assumed(None, step_s).compile_s  # this run may have found its first code in a cache
-        return left is None or left * step_s * (1 - 1 / ratio.value) > cost_s
+        saves_s = self._watch.share_of(track) * step_s * (1 - 1 / ratio.value)
+        return left is None or left * saves_s > cost_s
 
     def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
         """Whether to try one more plan after the present one."""
         step_s = self._ledger.eager_step_s or median(track.pairs.eager)  # of a batch; pairs are of units
         if track.phase is Phase.STEADY:
             step_s *= median(track.pairs.compiled) / median(track.pairs.eager)
+        left, share = self._left(step_s), self._watch.share_of(track)
         return worth_one_more(
             plan=plan.name,
-            remaining_steps=remaining_batches(self._trainer, self._stage, step_s),
+            remaining_steps=None if left is None else int(share * left),
             step_s=step_s,
             cost_s=self._cost_of_another(plan),
-            spent_s=self._ledger.spent_s,
+            spent_s=share * self._ledger.spent_s,
             gain=self._gain_of_another(plan),
         )
 

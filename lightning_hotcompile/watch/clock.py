@@ -145,11 +145,21 @@ class StepClock:
         """The steps that have finished since the last call, oldest first, each once.
 
         A step that the accelerator has not passed yet stays for a later call, and so do those after it.
+        After an error of the accelerator, which each call to it would raise again, none of them stays.
         """
-        while self._pending and self._pending[0].is_done():
-            step = self._pending.popleft()
-            seconds = step.begin.elapsed_time(step.end) / 1e3
-            self._keep(StepTime(tag=step.tag, seconds=seconds, wait_seconds=step.wait_seconds))
+        try:
+            self._resolve()
+        except Exception:
+            self.dropped += len(self._pending)
+            self._pending.clear()
+            raise
         steps = list(self._finished)
         self._finished.clear()
         return steps
+
+    def _resolve(self) -> None:
+        while self._pending and self._pending[0].is_done():
+            step = self._pending[0]
+            seconds = step.begin.elapsed_time(step.end) / 1e3
+            self._keep(StepTime(tag=step.tag, seconds=seconds, wait_seconds=step.wait_seconds))
+            self._pending.popleft()

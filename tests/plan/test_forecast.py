@@ -230,6 +230,43 @@ def test_a_child_process_that_would_not_be_done_in_time_is_named() -> None:
     )
 
 
+class TestOneKindAmongOthers:
+    """Every other step is of this kind."""
+
+    half = replace(expect(22.0, 1.25), share=0.5)
+
+    def test_it_saves_in_its_own_steps_only_and_says_so(self) -> None:
+        decision = forecast(remaining_steps=10_000, step_s=0.05, expected=self.half)
+        assert decision.expected_saving_s == pytest.approx(50.0)
+        assert decision.reason == (
+            "worth it: 5,000 steps of this kind, 50 ms each, are left, at an assumed speed-up of 1.25x "
+            "compiling saves about 50.0 s and costs about 22 s"
+        )
+
+    @pytest.mark.parametrize(("steps", "go"), [(4_500, True), (4_300, False)])
+    def test_it_goes_if_these_pay(self, steps: int, go: bool) -> None:
+        assert forecast(remaining_steps=steps, step_s=0.05, expected=self.half).go is go
+
+    @pytest.mark.parametrize(("spent_s", "go"), [(44.5, True), (43.5, False)])
+    def test_in_a_run_of_unknown_length_it_waits_until_these_have_taken_as_long(
+        self, spent_s: float, go: bool
+    ) -> None:
+        decision = forecast(remaining_steps=None, step_s=0.05, expected=self.half, spent_s=spent_s)
+        assert decision.go is go
+        assert "s in steps of this kind, compiling costs about 22 s" in decision.reason
+
+    def test_a_child_process_keeps_these_waiting_for_as_long_as_all_others(self) -> None:
+        expected = replace(self.half, child=Child(seconds=400.0))
+        decision = forecast(remaining_steps=10_000, step_s=0.05, expected=expected, or_inline=False)
+        assert decision.expected_saving_s == pytest.approx(10.0)
+
+    def test_one_more_run_like_it_would_save_in_these_only(self) -> None:
+        expected = replace(expect(10.0, 1.25), is_lasting=True, share=0.5)
+        decision = forecast(remaining_steps=1_900, step_s=0.05, expected=expected)
+        assert decision.go
+        assert "one more run like this would save 8.0 s" in decision.reason
+
+
 def test_even_is_not_enough() -> None:
     assert not forecast(remaining_steps=100, step_s=1.0, expected=expect(50.0, 2.0)).go
 

@@ -219,12 +219,60 @@ class TestTimes:
         book(ledger, 0.03, eager(), wait=0.01)
         assert ledger.wait_share == pytest.approx(0.25)
 
+    def test_between_two_steps_on_average_without_a_pause_that_came_once(self) -> None:
+        ledger = Ledger()
+        assert ledger.wait_s == 0.0
+        for wait in (0.0, 0.1, 50.0, 0.1, 0.1, 0.2):
+            book(ledger, 0.01, eager(), wait=wait)
+        assert ledger.wait_s == pytest.approx(0.5 / 6)
+
     def test_own_time_per_step(self) -> None:
         ledger = Ledger()
         for _ in range(4):
             book(ledger, 0.01, eager())
         ledger.own_s = 80e-6
         assert ledger.own_us == pytest.approx(20.0)
+
+
+class TestStepsThatWereNotTimed:
+    def skip(self, ledger: Ledger, seconds: float, between_s: float) -> float:
+        """Seconds that 60 of them are taken to have had."""
+        before_s = ledger.spent_s
+        ledger.skip(60, seconds, between_s, "steady", compiled=True)
+        return ledger.spent_s - before_s
+
+    def test_a_pause_among_them_is_between_them(self) -> None:
+        ledger = Ledger()
+        settle(ledger, 10, 0.2, 0.1)
+        saved_s = ledger.saved_s
+        assert saved_s is not None
+        assert self.skip(ledger, 6.0, 500.0) == pytest.approx(6.0)
+        assert ledger.saved_s == pytest.approx(saved_s + 6.0)
+        assert ledger.wait_share == pytest.approx(500 / 509)
+        assert ledger.recent_step_ms == pytest.approx(100.0)
+
+    def test_what_takes_longer_than_usual_is_theirs(self) -> None:
+        ledger = Ledger()
+        settle(ledger, 10, 0.2, 0.1)
+        assert self.skip(ledger, 12.0, 0.0) == pytest.approx(12.0)
+
+    @pytest.mark.parametrize("pause_s", [0.0, 500.0])
+    def test_an_accelerator_works_on_between_them(self, pause_s: float) -> None:
+        """The host has started a step in 10 ms, and waits in a callback until it is done."""
+        ledger = Ledger()
+        book(ledger, 0.2, eager(), wait=0.0)
+        for _ in range(10):
+            book(ledger, 0.1, compiled(), wait=0.0)
+        assert self.skip(ledger, 0.6, 5.4 + pause_s) == pytest.approx(6.0)
+
+    def test_of_that_they_have_what_they_usually_have(self) -> None:
+        ledger = Ledger()
+        for _ in range(10):
+            book(ledger, 0.1, compiled(), wait=0.1)
+        assert self.skip(ledger, 0.6, 5.4) == pytest.approx(3.0)
+
+    def test_before_one_was_timed_they_have_what_the_host_saw(self) -> None:
+        assert self.skip(Ledger(), 0.6, 5.4) == pytest.approx(0.6)
 
 
 class TestCosts:

@@ -240,7 +240,7 @@ def test_whether_a_step_is_recorded_is_not_asked_of_the_store(
     monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 2.5)
     unused: Any = None  # the store among them
     plan = replace(plan_compile(seeded(Net), scope="step"), regions=())
-    ledger: Any = SimpleNamespace(eager_step_s=0.001)
+    ledger: Any = SimpleNamespace(eager_step_s=0.001, wait_s=0.0)
     asked = Weighing(unused, HotCompileConfig(), plan, unused, unused, ledger, "train", unused)
     assert asked.may_pay() is pays
 

@@ -18,6 +18,7 @@ from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.tracks import SOON
 from tests.hot import hot
+from tests.made_up_machine import Ticks
 from tests.models import Batches, Net, fit, loader, make_trainer, seeded
 
 
@@ -294,29 +295,48 @@ def steady_in(steps: int, callback: Any) -> int:
 
 
 def test_waiting_at_the_end_of_an_epoch_is_no_time_of_compiled_steps(considered: Looks) -> None:
-    clock = [0.0]
-
-    class Ticks(pl.Callback):
-        def on_before_zero_grad(self, *_: Any) -> None:
-            clock[0] += 1.0
-
+    class Waits(Ticks):
         def on_train_epoch_end(self, *_: Any) -> None:
-            clock[0] += 1000.0
+            self.now += 1000.0
 
     callback = hot(scope="step", compile_optimizer=False)
-    original = Session.__init__
-
-    def timed(session: Session, *args: Any, **kwargs: Any) -> None:
-        original(session, *args, **{**kwargs, "now": lambda: clock[0]})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "__init__", timed)
-        fit(seeded(Net), [Ticks(), callback], train=loader(8 * 100), max_epochs=4)
+    ticks = Waits()
+    with ticks.in_sessions():
+        fit(seeded(Net), [ticks, callback], train=loader(8 * 100), max_epochs=4)
     ledger = considered.session.ledger
     steady = next(phase for phase in callback.report.phases if phase.name == "steady")
     assert steady.steps > 300
     assert steady.total_s == pytest.approx(steady.steps, rel=0.05)
     assert ledger.spent_s == pytest.approx(400, rel=0.05)
+
+
+def test_a_pause_in_a_nap_is_no_time_of_its_steps(considered: Looks) -> None:
+    class Saves(Ticks):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            self.now += 1000.0 if trainer.global_step == 240 else 0.0
+
+    callback, ticks = hot(scope="step", compile_optimizer=False), Saves()
+    with ticks.in_sessions():
+        fit(seeded(Net), [callback, ticks], train=loader(8 * 300), max_steps=300)
+    assert not {239, 240, 241} & set(considered)
+    ledger = considered.session.ledger
+    assert ledger.spent_s == pytest.approx(300)
+    assert ledger.wait_share == pytest.approx(1000 / 1300)
+    assert callback.report.saved_s == pytest.approx(0.0, abs=1.0)
+
+
+def test_a_report_in_the_middle_of_a_step_takes_no_time_from_it(considered: Looks) -> None:
+    class Reads(Ticks):
+        def on_train_batch_end(self, *_: Any) -> None:
+            shares.append(callback.report.wait_share)
+
+    shares: list[float | None] = []
+    callback, reads = hot(scope="step", compile_optimizer=False), Reads()
+    with reads.in_sessions():
+        fit(seeded(Net), [reads, callback], train=loader(8 * 300), max_steps=300)
+    assert len(considered) < 250
+    assert set(shares[1:]) == {0.0}
+    assert considered.session.ledger.spent_s == pytest.approx(300)
 
 
 def test_batches_in_turns_are_all_met(considered: Looks) -> None:

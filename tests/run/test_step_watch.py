@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.run.step_watch import StepWatch, recorded_step
 from lightning_hotcompile.swap.inductor import cpp_wrapper, dropout_masks
+from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.signature import StepSignature
 from tests.hot import hot
 from tests.models import Net, fit
+
+
+def watching(stage: str = "train", **options: Any) -> tuple[StepWatch, list[str]]:
+    """A watch over made-up steps, and the digests of what has become hot."""
+    found: list[str] = []
+    story: Any = SimpleNamespace(detected=lambda digest, *_: found.append(digest))
+    trainer: Any = SimpleNamespace(precision="32-true")
+    return StepWatch(trainer, Net(), HotCompileConfig(**options), stage, story), found
+
+
+def track(watch: StepWatch, batch: str) -> Track:
+    return watch.tracks.of(StepSignature("train", batch, (), b"", b"", "grad", (), "32", None, 0))
+
+
+def step(watch: StepWatch, track: Track, *, ends_unit: bool = True) -> None:
+    watch.count(track, StepRecord(phase="observing", compiled=False, ends_unit=ends_unit))
 
 
 @pytest.mark.parametrize(
@@ -66,3 +87,67 @@ def test_draws_that_compiled_code_makes_faster_are_light(monkeypatch: pytest.Mon
     monkeypatch.setattr(dropout_masks, "why_not_drawn_here", lambda: "eager has another way")
     fit(Net(), hot(threshold=10, backend="inductor"), max_steps=9)
     assert asked == [frozenset(), frozenset({"bernoulli"}), frozenset(), frozenset(), frozenset()]
+
+
+def test_a_step_that_was_taken_back_has_to_come_back_more_often_though_another_one_was_last() -> None:
+    watch, found = watching(threshold=3)
+    first, second = track(watch, "a"), track(watch, "b")
+    for _ in range(3):
+        step(watch, first)
+        step(watch, second)
+    watch.cool_down(first)
+    assert (first.hot, second.hot) == (False, True)
+    for turn in range(1, 7):
+        step(watch, first)
+        assert first.hot is (turn == 6)
+        step(watch, second)
+    assert found == [each.signature.digest for each in (first, second, first)]
+
+
+def test_the_same_of_a_unit_of_several_micro_steps() -> None:
+    watch, found = watching(threshold=2)
+    first, second = track(watch, "a"), track(watch, "b")
+    for _ in range(2):
+        step(watch, first, ends_unit=False)
+        step(watch, first)
+        step(watch, second)
+    watch.cool_down(first)
+    assert (first.hot, second.hot) == (False, True)
+    for turn in range(1, 5):
+        step(watch, first, ends_unit=False)
+        step(watch, first)
+        assert first.hot is (turn == 4)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"),
+    [
+        ([8], 1),
+        ([8] * 12, 1),
+        ([8, 4] * 10, 1 / 2),
+        ([8, 4, 2] * 10, 1 / 3),
+        ([8] * 300 + [4] * 5, 1),  # from now on all are of this kind
+        ([4] + [8] * 300 + [4] * 5, 1),  # though one was at the very beginning
+        (([8] * 9 + [4]) * 3, 1 / 10),  # the last batch of an epoch
+        (([8] * 9 + [4]) * 3 + [8], 9 / 10),  # and the others
+    ],
+)
+def test_how_often_a_kind_of_step_comes(sizes: list[int], share: float) -> None:
+    watch, _ = watching("test", dynamic=False)
+    tracks = [watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate(sizes)]
+    assert watch.share_of(tracks[-1]) == pytest.approx(share)
+
+
+def test_one_that_has_not_come_again_yet_comes_seldom() -> None:
+    watch, _ = watching("test", dynamic=False)
+    first, *_ = [watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate((8, 4, 4, 4))]
+    assert watch.share_of(first) == 1 / 4
+    assert watch.share_of(track(watch, "never seen")) == 1
+
+
+def test_a_family_of_sizes_has_the_whole_run() -> None:
+    watch, _ = watching("test")
+    tracks = [watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate(range(5, 45))]
+    assert tracks[-1] is tracks[-20]
+    assert watch.share_of(tracks[-1]) == 1

@@ -6,15 +6,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch.utils.data import DataLoader
 
 from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
-from lightning_hotcompile.plan.forecast import Expectation
+from lightning_hotcompile.plan.forecast import Decision, Expectation
 from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.run import weighing
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
+from tests.hot import hot
+from tests.models import Batches, Net, fit, seeded
 
 
 def twice_as_fast() -> Track:
@@ -29,11 +32,14 @@ def twice_as_fast() -> Track:
 def weighs(**given: Any) -> Weighing:
     """Compiling takes 5 s, an eager step 10 ms, and half of that is saved."""
     found = Weighing.__new__(Weighing)
-    facts = {"step_s": 0.01, "cost_gate": True, "min_speedup": 1.02, **given}
-    found._ledger = SimpleNamespace(eager_step_s=facts["step_s"])  # type: ignore[assignment]
+    facts = {"step_s": 0.01, "wait_s": 0.0, "share": 1.0, "cost_gate": True, "min_speedup": 1.02, **given}
+    found._ledger = SimpleNamespace(  # type: ignore[assignment]
+        eager_step_s=facts["step_s"], wait_s=facts["wait_s"]
+    )
     found._config = SimpleNamespace(  # type: ignore[assignment]
         cost_gate=facts["cost_gate"], min_speedup=facts["min_speedup"]
     )
+    found._watch = SimpleNamespace(share_of=lambda _: facts["share"])  # type: ignore[assignment]
     found._assumed = lambda *_: SimpleNamespace(compile_s=5.0)  # type: ignore[assignment, method-assign, return-value]
     found._trainer, found._stage = None, "train"  # type: ignore[assignment]
     return found
@@ -57,6 +63,36 @@ def test_without_a_forecast_or_a_measure_it_is_not_weighed(monkeypatch: pytest.M
     assert weighs(min_speedup=0).recompile_pays(twice_as_fast())
     assert weighs(step_s=None).recompile_pays(twice_as_fast())
     assert weighs().recompile_pays(unmeasured)
+
+
+@pytest.mark.parametrize(("wait_s", "pays"), [(0.0, True), (0.03, False)])
+def test_of_a_time_that_is_left_steps_have_what_does_not_go_by_between_them(
+    wait_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *given: int(30.0 / given[-1]))
+    assert weighs(wait_s=wait_s).recompile_pays(twice_as_fast()) is pays
+
+
+@pytest.mark.parametrize(("left", "pays"), [(2002, True), (1998, False), (None, True)])
+def test_of_what_is_left_a_kind_of_step_has_its_share(
+    left: int | None, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    assert weighs(share=0.5).recompile_pays(twice_as_fast()) is pays
+
+
+def test_steps_of_two_kinds_in_turns_do_not_both_have_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Expectation] = []
+
+    def forecast(expected: Expectation, **_: Any) -> Decision:
+        asked.append(expected)
+        return Decision(go=False, reason="not today")
+
+    monkeypatch.setattr(weighing, "forecast", forecast)
+    monkeypatch.setattr(Weighing, "too_short", lambda *_: None)
+    callback = hot(cost_gate=True, dynamic=False, compile_optimizer=False)
+    fit(seeded(Net), [callback], train=DataLoader(Batches([8, 4] * 10), batch_size=None), max_epochs=1)
+    assert [expected.share for expected in asked] == [0.5, 0.5]
 
 
 LEFT_AND_LATE = [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
@@ -86,6 +122,13 @@ def test_what_a_child_has_compiled_is_loaded_if_what_is_left_saves_more_than_tha
     assert decision is None or (not decision.go and "its code is there: not worth it" in decision.reason)
     assert after_a_child(has_compiled=True, cost_gate=False).too_late(twice_as_fast()) is None
     assert after_a_child(has_compiled=True, step_s=None).too_late(twice_as_fast()) is None
+
+
+def test_after_a_child_a_kind_of_step_has_its_share_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: 200)
+    decision = after_a_child(has_compiled=True, share=0.5).too_late(twice_as_fast())
+    assert decision is not None
+    assert "100 steps of this kind, 10 ms each, are left" in decision.reason
 
 
 @pytest.mark.parametrize(("left", "late"), [(1001, False), (999, True)])

@@ -162,6 +162,19 @@ def test_abandon_keeps_what_already_ended(now, device):
     assert [step.tag for step in clock.drain()] == ["a"]
 
 
+def test_an_error_of_the_device_is_raised_once(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    for tag in ("a", "b", "c"):
+        device_step(clock, device, tag, 1.0)
+    device.passed = 2
+    broken = clock._pending[1].begin
+    broken.query = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        clock.drain()
+    assert [step.tag for step in clock.drain()] == ["a"]
+    assert clock.dropped == 2
+
+
 def test_a_device_without_events_is_timed_by_the_host(now):
     clock = StepClock("meta", now=now)
     host_step(clock, now, "a", 1.0)

@@ -1,0 +1,135 @@
+"""One fit under the callback: whose time is whose, and what is left of it after an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.loggers.logger import Logger
+
+from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.watch import clock
+from tests.hot import hot
+from tests.made_up_machine import Ticks
+from tests.models import Net, fit, loader, seeded
+
+
+class SlowLogger(Logger):
+    """Takes 100 seconds for what the callback writes.
+
+    Args:
+        ticks: the clock.
+    """
+
+    name, version = "slow", 0
+
+    def __init__(self, ticks: Ticks) -> None:
+        super().__init__()
+        self.ticks = ticks
+        self.writes = 0
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if any(name.startswith("hotcompile/") for name in metrics):
+            self.ticks.now += 100.0
+            self.writes += 1
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_writes_to_loggers_are_time_of_the_callback_and_of_no_step() -> None:
+    ticks, callback = Ticks(), hot(scope="step", compile_optimizer=False)
+    logger = SlowLogger(ticks)
+    with ticks.in_sessions():
+        fit(
+            seeded(Net),
+            [ticks, callback],
+            train=loader(8 * 100),
+            max_steps=100,
+            logger=logger,
+            log_every_n_steps=10,
+        )
+    report = callback.report
+    assert sum(phase.total_s for phase in report.phases) == pytest.approx(100)
+    in_mid_run = logger.writes - 1  # and the receipt
+    assert in_mid_run > 11
+    assert report.overhead_us == pytest.approx(1e6 * in_mid_run)
+    assert report.saved_s == pytest.approx(-100 * in_mid_run, abs=1.0)
+
+
+class BreaksDown(pl.Callback):
+    """An accelerator with an error that each call to it raises, from a step on.
+
+    Args:
+        at: batches before that.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.is_broken = False
+        self.changed: list[bool] = []
+
+    def make_event(self, device_type: str) -> Any:
+        device = self
+
+        class Event:
+            def record(self) -> None:
+                pass
+
+            def query(self) -> bool:
+                if device.is_broken:
+                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+                return True
+
+            def elapsed_time(self, end: Any) -> float:
+                return 1.0
+
+        return Event
+
+    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+        self.is_broken = trainer.global_step >= self.at
+        self.changed.append("training_step" in vars(module))
+
+
+@pytest.mark.parametrize(("at", "steps"), [(20, 40), (200, 300)], ids=["at a look", "in a nap"])
+def test_an_error_while_steps_are_booked_gives_the_model_back(
+    at: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = BreaksDown(at)
+    monkeypatch.setattr(clock, "_default_make_event", device.make_event)
+    callback, model = hot(scope="step", compile_optimizer=False, on_error="eager"), seeded(Net)
+    with pytest.warns(HotCompileWarning, match="illegal memory access") as warned:
+        fit(model, [device, callback], train=loader(8 * steps), max_steps=steps)
+    assert True in device.changed
+    assert "training_step" not in vars(model)
+    assert callback.report.phase == "reverted"
+    assert callback.report.steps == steps
+    assert len([note for note in callback.report.notes if "illegal memory access" in note]) == 1
+    assert len([each for each in warned if "illegal memory access" in str(each.message)]) == 1
+
+
+def test_the_model_is_given_back_where_such_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = BreaksDown(at=20)
+    monkeypatch.setattr(clock, "_default_make_event", device.make_event)
+    model = seeded(Net)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        fit(model, [device, hot(scope="step", compile_optimizer=False)], train=loader(8 * 40), max_steps=40)
+    assert "training_step" not in vars(model)
+
+
+def test_a_session_that_has_given_up_stays_so_whatever_fails_meanwhile() -> None:
+    class GivesUp(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 20:
+                session = callback._runs["train"].session
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(session.side, "finish", lambda: 1 / 0)
+                    with pytest.raises(ZeroDivisionError):
+                        session.give_up("nothing works")
+
+    callback, model = hot(scope="step", compile_optimizer=False), seeded(Net)
+    fit(model, [GivesUp(), callback], train=loader(8 * 40), max_steps=40)
+    assert (callback.report.phase, callback.report.reason) == ("reverted", "nothing works")
+    assert callback.report.steps == 40
+    assert sum(phase.steps for phase in callback.report.phases) <= 21
