@@ -117,10 +117,52 @@ class TestCompare:
 
             return run
 
-        before = weight.clone()
-        assert compare(update(1.0), update(1.0 + 1e-6), [gradient], [weight]).agrees
-        assert compare(update(1.0), update(wrong), [gradient], [weight]).failed
+        before, steps = weight.clone(), torch.tensor(0.0)
+
+        def counted(factor: float) -> Callable[..., Any]:
+            def run(gradient: Tensor) -> tuple[()]:
+                steps.add_(1)  # as Adam's does: beside it every update is small
+                return update(factor)(gradient)  # type: ignore[no-any-return]
+
+            return run
+
+        for made in (update, counted):
+            held = [weight, steps]
+            assert compare(made(1.0), made(1.0 + 1e-6), [gradient], held).agrees
+            assert compare(made(1.0), made(wrong), [gradient], held).failed
         assert torch.equal(weight, before)
+
+    @pytest.mark.parametrize("wrong", [0.0, -1.0, 1.5])
+    def test_gradients_far_below_the_largest_are_looked_at(self, wrong: float) -> None:
+        """Behind a scale of 1e-6, as blocks begin with; Adam makes full steps of them all the same."""
+
+        def scaled(factor: float) -> Callable[..., Any]:
+            def run(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor]:
+                inner = x @ v * 1e-6
+                inner = inner * factor + (inner - inner * factor).detach()
+                return ((x @ w + inner).square().sum(),)
+
+            return run
+
+        given = [*inputs(), torch.randn(8, 8, requires_grad=True)]
+        assert compare(scaled(1.0), scaled(1.0), given).agrees
+        assert compare(scaled(1.0), scaled(wrong), given).failed
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_where_all_gradients_are_rounding_nothing_is_wrong(self, dtype: torch.dtype) -> None:
+        """Of data that are fitted: the loss is all but zero."""
+        x = torch.randn(64, 8, dtype=dtype)
+        w = torch.randn(8, 1, dtype=dtype)
+        y = x @ w
+
+        def loss(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor]:
+            return ((x @ w - y).square().mean(),)
+
+        def in_another_order(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor]:
+            return (((x.flip(1) * w.flip(0).t()).sum(1, keepdim=True) - y).square().mean(),)
+
+        parity = compare(loss, in_another_order, [x, w.requires_grad_(), y])
+        assert parity.agrees, parity.reason
 
     def test_running_statistics_may_move_by_rounding_only(self) -> None:
         """Of what has mean zero the statistics are noise, and so is every difference in them."""

@@ -208,7 +208,7 @@ class _Comparison:
             difference, kinds = largest_difference(first, result), same_kinds(first, result)
             agrees = kinds and all_agree(first, result, lambda: self._reference(first, eager))
             as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
-            share = out_of_proportion(first, result) if kinds and not agrees else 0.0
+            share = out_of_proportion(first, result, strict=True) if kinds and not agrees else 0.0
         return _Strict(
             difference=difference,
             share=share,

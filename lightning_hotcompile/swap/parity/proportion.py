@@ -25,7 +25,7 @@ _OF_THE_LARGEST = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e
 _NEAR = 10.0
 """Compiled code may be so many times as far from the 64-bit run as eager is: that is much by chance only."""
 
-_ROUNDINGS = 4.0
+_ROUNDINGS = 2.0
 """Units in the last place of what is written anew."""
 
 
@@ -50,8 +50,9 @@ def largest_share(
     wide: Sequence[Tensor | None] | None = None,
     *,
     moved: Sequence[float] | None = None,
-    gross: bool = False,
+    strict: bool = False,
     unit: float = 0.0,
+    may_cancel: bool = True,
 ) -> float:
     """The largest difference as a share of the tensor that it is in; 0 if all of them are rounding.
 
@@ -60,8 +61,10 @@ def largest_share(
         compiled: the same of the other run.
         wide: the same of a 64-bit run, which tells what is rounding.
         moved: how far eager has moved each, which is then its size; ``None`` for the tensor itself.
-        gross: whether only large shares count.
+        strict: nothing is taken for rounding: a first look, as long as nobody has asked for a 64-bit run.
+            Without one that is there and is not strict, only large shares count.
         unit: the size of numbers beside which a difference in the last place does not count; 0 for none.
+        may_cancel: whether what is small beside the others may be what rounding has left of a zero.
     """
     both = [_both(x, y) for x, y in zip(eager, compiled, strict=True)]
     sizes = list(moved) if moved is not None else [0.0 if b is None else norm(b[0]) for b in both]
@@ -71,17 +74,31 @@ def largest_share(
         if pair is None or not math.isfinite(size):
             continue
         x, y = pair
-        rounding = _last_places(x, unit if moved is None else None)
-        floor = max(_OF_THE_LARGEST.get(x.dtype, _OF_THE_LARGEST[torch.float32]) * largest, rounding)
-        share = SHARE.get(x.dtype, SHARE[torch.float32])
-        allowed = max((GROSS if gross else share) * size, floor)
-        exact = None if wide is None else wide[i]
-        apart = norm(x, y)
-        if exact is not None and apart > allowed:
-            allowed, apart = max(allowed, _NEAR * norm(x, dense(exact))), norm(y, dense(exact))
+        share = SHARE.get(x.dtype, SHARE[torch.float32]) * size
+        apart, allowed = norm(x, y), share
+        exact = None if wide is None or (found := wide[i]) is None else dense(found)
+        if apart > share and not strict:
+            rounding = _last_places(x, unit if moved is None else None)
+            rounding = max(rounding, _of_a_zero(x, largest)) if may_cancel else rounding
+            if exact is None:
+                allowed = max(GROSS * size, rounding)
+            else:
+                off, apart = norm(x, exact), norm(y, exact)
+                is_right = size > 0 and off <= share
+                allowed = share if is_right else max(share, rounding, _NEAR * off)
         if math.isfinite(apart) and apart > allowed:
             worst = max(worst, norm(x, y) / size if size else math.inf)
     return worst
+
+
+def _of_a_zero(tensor: Tensor, largest: float) -> float:
+    """What rounding may leave of a zero, beside the largest tensor of its kind.
+
+    There may be nothing else: what is fitted exactly has no other gradients, and in 64 bit nothing tells.
+    """
+    if torch.finfo(tensor.dtype).bits == 64:
+        largest = max(largest, math.sqrt(tensor.numel()))
+    return _OF_THE_LARGEST.get(tensor.dtype, _OF_THE_LARGEST[torch.float32]) * largest
 
 
 def _both(x: Tensor | None, y: Tensor | None) -> tuple[Tensor, Tensor] | None:

@@ -71,6 +71,7 @@ class Trial:
                 return replace(
                     run,
                     movement=movements(run.inputs, before),
+                    held=len(held),
                     inputs=run.inputs[:count] + [t.clone() for t in run.inputs[count:]],
                 )
         torch.manual_seed(seed)
