@@ -22,7 +22,7 @@ SETTLING_UNITS = tracks._MAX_SETTLING_UNITS
 
 
 def signature(name: object = "a") -> StepSignature:
-    return StepSignature("train", str(name), (), b"", b"", "grad", (), "32", None, 0)
+    return StepSignature("train", str(name), (), b"", b"", "grad", (), "32", None)
 
 
 def track(phase: Phase = Phase.OBSERVING, flips: int = 1, **fields: Any) -> Track:

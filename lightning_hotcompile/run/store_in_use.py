@@ -33,7 +33,8 @@ class StoreInUse:
     def follow(self, config: HotCompileConfig) -> None:
         """Take the options as they are now, unless it is open; those of a callback may be replaced."""
         if self.store is None:
-            self._setting, self._backend = config.store, config.backend
+            self._setting = None if config.store is None else fspath(config.store)
+            self._backend = config.backend
 
     def begin(self, *, on_cpu: bool = False) -> Store | None:
         """Open it; a second call gives what is open. A folder that cannot be used means no memory.

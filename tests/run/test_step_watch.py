@@ -28,7 +28,7 @@ def watching(stage: str = "train", **options: Any) -> tuple[StepWatch, list[str]
 
 
 def track(watch: StepWatch, batch: str) -> Track:
-    return watch.tracks.of(StepSignature("train", batch, (), b"", b"", "grad", (), "32", None, 0))
+    return watch.tracks.of(StepSignature("train", batch, (), b"", b"", "grad", (), "32", None))
 
 
 def step(watch: StepWatch, track: Track, *, ends_unit: bool = True) -> None:

@@ -25,7 +25,7 @@ def twice_as_fast() -> Track:
     for _ in range(10):
         pairs.add_unit(False, 0.02, False)
         pairs.add_unit(True, 0.01, False)
-    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None, 0)
+    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None)
     return Track(signature=signature, pairs=pairs)
 
 
