@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import lightning_hotcompile
 from lightning_hotcompile.run.reporting import BREAKS_IN_FULL, notes_on_breaks
+from lightning_hotcompile.swap.tracing import breaks
 from lightning_hotcompile.swap.tracing.breaks import LOGGER, GraphBreak, break_from, graph_breaks_told
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
@@ -260,3 +262,7 @@ def test_who_asked_torch_for_its_log_still_gets_it() -> None:
         logger.setLevel(level)
         logger.propagate = propagate
     assert any("Graph break in user code" in text for text in handler.messages)
+
+
+def test_no_frame_of_this_package_is_the_users() -> None:
+    assert str(Path(lightning_hotcompile.__file__).parent) in breaks._NOT_THE_USERS

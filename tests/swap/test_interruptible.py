@@ -19,6 +19,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+import lightning_hotcompile
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.process.time_limit import time_limit
 from lightning_hotcompile.swap.tracing import interruptible
@@ -184,3 +185,7 @@ def test_an_alarm_where_a_mode_ends_leaves_no_mode(monkeypatch: pytest.MonkeyPat
     assert limit._alarm._ring in alarms
     assert limit.reached is None
     torch.testing.assert_close(result, turned(torch.ones(2)))
+
+
+def test_its_own_code_is_the_whole_package() -> None:
+    assert Path(lightning_hotcompile.__file__).parent == interruptible._OWN

@@ -25,7 +25,7 @@ _FRAME = re.compile(
 _ENDS = ("\n\nStack variable source attribution:", "\n\nUser code traceback:")
 _LOST = ("Skipping the function", "Skipping the frame")
 _NO_ADVICE = "Please report an issue to PyTorch."
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from types import FrameType
 import torch
 
 _TORCH = Path(torch.__file__).parent
-_OWN = Path(__file__).parents[1]
+_OWN = Path(__file__).parents[2]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _TYPED = ("<stdin", "<ipython-input", "<command-")
