@@ -22,8 +22,7 @@ def setting(threads: int = 0) -> dict[str, Any]:
     machine = Machine.here()
     if threads:
         machine = dataclasses.replace(machine, threads=threads)
-    package = {"lightning_hotcompile": lightning_hotcompile.__version__}
-    return {"machine": str(machine), "versions": {**versions(), **package}, "commit": commit()}
+    return {"machine": str(machine), "versions": versions(), "commit": commit()}
 
 
 def origin(command: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import PathLike, fspath
 from pathlib import Path
 
 from lightning_hotcompile.config import HotCompileConfig
@@ -20,8 +19,8 @@ class StoreInUse:
         backend: the option ``backend``; only Inductor has a cache.
     """
 
-    def __init__(self, setting: str | PathLike[str] | None, backend: object) -> None:
-        self._setting = None if setting is None else fspath(setting)
+    def __init__(self, setting: str | Path | None, backend: object) -> None:
+        self._setting = setting
         self._backend = backend
         self._cache: CompilerCacheUse | None = None
         self._found_graphs = False
@@ -33,8 +32,7 @@ class StoreInUse:
     def follow(self, config: HotCompileConfig) -> None:
         """Take the options as they are now, unless it is open; those of a callback may be replaced."""
         if self.store is None:
-            self._setting = None if config.store is None else fspath(config.store)
-            self._backend = config.backend
+            self._setting, self._backend = config.store, config.backend
 
     def begin(self, *, on_cpu: bool = False) -> Store | None:
         """Open it; a second call gives what is open. A folder that cannot be used means no memory.

@@ -298,23 +298,9 @@ class TestText:
         assert "\n  not measured" not in text
 
     def test_nothing_is_counted_where_nothing_was_compiled(self) -> None:
-        nothing = Report(
-            phase="declined",
-            reason="too short",
-            scope="step",
-            plan="",
-            plan_digest="",
-            decision="",
-            steps=5,
-            compile_s=0.0,
-            stall_s=0.0,
-            recompiles=0,
-            graph_breaks=0,
-            parity="nothing was compiled",
-        )
-        assert "recompile" not in nothing.to_text()
-        assert "0 recompiles, 0 graph breaks" in dataclasses.replace(nothing, compile_s=1.0).to_text()
-        unknown = dataclasses.replace(nothing, compile_s=1.0, graph_breaks=None).to_text()
+        assert "recompile" not in DECLINED.to_text()
+        assert "0 recompiles, 0 graph breaks" in dataclasses.replace(DECLINED, compile_s=1.0).to_text()
+        unknown = dataclasses.replace(DECLINED, compile_s=1.0, graph_breaks=None).to_text()
         assert "0 recompiles" in unknown
         assert "graph break" not in unknown
 
