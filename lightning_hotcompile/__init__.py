@@ -30,7 +30,18 @@ else:
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(_importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        try:
+            home = _importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        except ImportError as error:
+            if not (error.name or "").startswith("torch."):
+                raise
+            torch_version = _importlib.import_module("torch").__version__
+            raise ImportError(
+                f"lightning_hotcompile {__version__} does not know torch {torch_version} ({error}): "
+                "a newer version of lightning_hotcompile may, or install torch 2.13.",
+                name=error.name,
+            ) from error
+        found = getattr(home, name)
         globals()[name] = found
         return found
 

@@ -183,8 +183,7 @@ class HotCompile(CheckpointHooks):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """The only place where a phase of training changes, but for an error of ours and the end."""
-        if (run := self._runs.get(TRAIN)) is not None:
-            run.before_step(batch, batch_idx)
+        self._before_step(TRAIN, batch, batch_idx)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -203,7 +202,7 @@ class HotCompile(CheckpointHooks):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The training step is over, also in an epoch that was cut short; now validation's own code."""
         if TRAIN in self._runs:
-            self._runs[TRAIN].guarded(Session.abandon_step)
+            self._runs[TRAIN].guarded(Session.leave)
         super().on_validation_start(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -67,6 +67,9 @@ class EvaluationHooks(Callback):
     on_predict_end = on_test_end
 
     def _before_step(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        for name, other in self._runs.items():
+            if name != stage:
+                other.guarded(Session.look_aside)
         run = self._runs.get(stage)
         if run is not None:
             run.before_step(batch, batch_idx, dataloader_idx)

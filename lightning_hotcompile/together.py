@@ -30,6 +30,11 @@ class Together:
         return self._ranks.world_size > 1
 
     @property
+    def has_settled(self) -> bool:
+        """Whether several ranks have come to an end: what they did not compile then they never will."""
+        return self.several and self.state.phase in (Phase.STEADY, Phase.DECLINED, Phase.REVERTED)
+
+    @property
     def compiling(self) -> bool:
         """Whether all ranks have put the plan in place and were not heard since."""
         return self._compiling

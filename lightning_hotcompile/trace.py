@@ -22,7 +22,7 @@ from lightning_hotcompile.capture.order import (
     Order,
 )
 from lightning_hotcompile.capture.summary import complete
-from lightning_hotcompile.cli.launch import NO_TRAINER, run_script
+from lightning_hotcompile.cli.launch import NO_TRAINER, SETTINGS, run_script
 from lightning_hotcompile.cli.telling import CommandError, errors_told, note
 from lightning_hotcompile.receipt import wording
 from lightning_hotcompile.switch import SWITCH
@@ -33,7 +33,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 _SECONDS = 5.0
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def trace(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The script: python train.py.")],
     folder: Annotated[Path, typer.Option("--dir", help="The folder to write into; made if missing.")],

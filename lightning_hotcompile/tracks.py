@@ -51,6 +51,11 @@ class Track:
     settling_units: int = 0
     looks: int = 0
     may_compile: int = 0
+    """Units that still may compile."""
+
+    is_compiling: bool = False
+    """Whether a step of this unit was one that may."""
+
     misses: int = 0
     recompile_episodes: int = 0
     failure: str | None = None
@@ -142,18 +147,25 @@ class Track:
         ``recompile_pays`` is asked before what no longer fits may be compiled again: a run may end soon.
         """
         self.steps += 1
-        if self.phase in (Phase.SETTLING, Phase.REFINING) and ends_unit:
-            self.settling_units += 1
+        self.is_compiling |= lane is Lane.COMPILE
+        if ends_unit:
+            self.end_unit()
         if lane is Lane.EAGER:
             return
         self.attempts += 1
         self.compiled_steps += compiled
-        if lane is Lane.COMPILE and ends_unit:
-            self.may_compile = max(0, self.may_compile - 1)
         if lane is Lane.REUSE:
             self.misses = 0 if compiled else self.misses + 1
             if self.misses >= _MISSES_BEFORE_RECOMPILING:
                 self._allow_recompile(recompile_pays)
+
+    def end_unit(self) -> None:
+        """The unit has ended, with a step of this signature or with one of another."""
+        if self.phase in (Phase.SETTLING, Phase.REFINING):
+            self.settling_units += 1
+        if self.is_compiling:
+            self.may_compile = max(0, self.may_compile - 1)
+        self.is_compiling = False
 
     def slept(self, steps: int, *, compiled: bool, missed: bool) -> None:
         """Book steps of a nap, the last of which may have missed the compiled code."""

@@ -19,7 +19,8 @@ from lightning_hotcompile.bench.recipe_errors import refusals_in_one_line
 def train(config: DictConfig) -> None:
     """Build the parts of ``config``, train, and hand over the receipt."""
     L.seed_everything(config.seed, workers=True, verbose=False)
-    hot: HotCompile | None = instantiate(config.compile)
+    wanted = config.compile or {}  # null with compile=off, and an experiment may still set options of it
+    hot: HotCompile | None = instantiate(wanted) if "_target_" in wanted else None
     data: L.LightningDataModule = instantiate(config.data)
     model: L.LightningModule = instantiate(config.model)
     build_trainer = instantiate(config.trainer, _partial_=True)

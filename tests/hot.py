@@ -19,6 +19,7 @@ ALWAYS_LOGGED = (
     "compile_s",
     "stall_s",
     "saved_s",
+    "total_speedup",
     "recompiles",
     "graph_breaks",
     "parity_error",

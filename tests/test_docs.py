@@ -138,9 +138,7 @@ class TestTexts:
         }
 
     def test_the_scalars_are_those_that_are_logged(self) -> None:
-        region = RegionProof(
-            name="r", kind="step", members=(), graphs=1, compiles=1, runs=1, compile_s=1.0, proven=True
-        )
+        region = RegionProof(name="r", kind="step", members=(), graphs=1, runs=1, compile_s=1.0, proven=True)
         report = dataclasses.replace(empty_report("steady", ""), regions=(region,))
         (sentence,) = re.findall(r"scalars under `hotcompile/`: (.+?)\. ", PAGES["how-it-works.md"])
         assert set(re.findall(r"`(\w+)`", sentence)) == {*scalars(report, PHASE_NUMBER), "step_ms"}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.swap.parity import trial
@@ -104,6 +105,10 @@ FAULTS: dict[str, tuple[Any, str]] = {
         compile_raises(lambda: RuntimeError("no such instruction\nlong story")),
         "RuntimeError: no such instruction",
     ),
+    "the backend looks past an end": (
+        compile_raises(lambda: IndexError("list index out of range")),
+        "list index out of range",
+    ),
     "no memory to compile": (
         compile_raises(lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")),
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB",
@@ -150,11 +155,13 @@ def spoils_the_parameters(graph: Any, outputs: Any) -> Any:
     ("backend", "reason"),
     [
         (FAULTS["the backend raises"][0], "RuntimeError: no such instruction"),
+        (FAULTS["the backend looks past an end"][0], "list index out of range"),
+        (compile_raises(lambda: AssertionError("cannot be")), "cannot be"),
         # Raised after the parameters were changed.
         (from_run(3, raises), "compiled code raised in run 2: RuntimeError: illegal instruction"),
         (from_run(3, spoils_the_parameters), "not right: NaN or Inf in run 2"),
     ],
-    ids=["the backend raises", "raises in a later run", "NaN from a later run on"],
+    ids=["the backend raises", "past an end", "asserts", "raises in a later run", "NaN from a later run on"],
 )
 def test_the_same_for_the_optimizer(backend: Any, reason: str) -> None:
     def only_the_optimizer(graph: Any, inputs: Any, **given: Any) -> Any:
@@ -168,6 +175,20 @@ def test_the_same_for_the_optimizer(backend: Any, reason: str) -> None:
     fallbacks = [str(e["reason"]) for e in callback.report.events if e["kind"] == "fallback"]
     assert [r for r in fallbacks if reason in r]
     assert callback.report.phase == "steady", "the step stays compiled"
+
+
+@pytest.mark.parametrize("options", [{"compile_optimizer": True}, {"fullgraph": True}], ids=str)
+def test_under_a_mode_that_sees_each_operation_nothing_is_compiled(options: dict[str, Any]) -> None:
+    """Dynamo skips each frame there; with ``fullgraph`` torch 2.13 raises that after it has run."""
+    plain, model = seeded(Net), seeded(Net)
+    callback = hot(scope="step", on_error="eager", **options)
+    for each, callbacks in ((plain, []), (model, [callback])):
+        with FlopCounterMode(display=False) as counter:
+            trainer = fit(each, callbacks)
+        assert trainer.global_step == 48
+        assert counter.get_total_flops() > 0
+    assert_same(plain, model, tolerance=0.0)
+    assert not any(region.proven for region in callback.report.regions)
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -76,6 +76,7 @@ def expected(report: Report) -> dict[str, float | None]:
         "stall_s": report.stall_s,
         "break_even_step": report.break_even_step,
         "saved_s": report.saved_s,
+        "total_speedup": report.total_speedup,
         "recompiles": report.recompiles,
         "graph_breaks": report.graph_breaks,
         "parity_error": report.parity_error,

@@ -139,9 +139,7 @@ def test_the_variables_are_those_of_the_code() -> None:
 
 
 def test_the_scalars_are_those_that_are_logged() -> None:
-    region = RegionProof(
-        name="r", kind="step", members=(), graphs=1, compiles=1, runs=1, compile_s=1.0, proven=True
-    )
+    region = RegionProof(name="r", kind="step", members=(), graphs=1, runs=1, compile_s=1.0, proven=True)
     report = dataclasses.replace(empty_report("steady", ""), regions=(region,))
     (sentence,) = re.findall(r"scalars under `hotcompile/`: (.+?)\. ", README)
     assert set(re.findall(r"`(\w+)`", sentence)) == {*scalars(report, PHASE_NUMBER), "step_ms"}

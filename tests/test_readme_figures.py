@@ -87,13 +87,13 @@ def test_what_is_said_of_the_steady_step_is_what_its_results_say() -> None:
     found = re.search(
         r"of eager / ours: ([\d.]+) \((\d+) cases\).*?without the callback / ours: ([\d.]+) \((\d+) cases\)"
         r".*?by hand / ours: ([\d.]+) \((\d+) cases\).*?"
-        r"eager included / ours: ([\d.]+) \((\d+) cases\)",
+        r"of these and eager / ours: ([\d.]+) \((\d+) cases\)",
         text,
     )
     said = re.search(
         r"over eager, by geometric mean, is ([\d.]+)x for all (\d+) cases.*?never had the callback it is "
         r"([\d.]+)x \((\d+) cases;.*?mean of these is ([\d.]+) for (\d+) cases.*?"
-        r"eager included, it is ([\d.]+) \((\d+) cases\)",
+        r"with eager among them it is ([\d.]+) \((\d+) cases\)",
         README,
         re.DOTALL,
     )
@@ -113,9 +113,15 @@ def test_what_is_said_of_freed_memory_is_what_its_results_say() -> None:
 def test_what_is_said_of_scopes_is_what_their_results_say() -> None:
     text = (RESULTS / "scopes" / "scopes.md").read_text(encoding="utf-8")
     means = dict(re.findall(r"(step\+optimizer|step|the best of each, eager included,) ([\d.]+x)", text))
-    said = re.search(r"compiled gained ([\d.]+x).*?alone ([\d.]+x).*?eager included, ([\d.]+x)", README)
+    counts = re.findall(r"step(?:\+optimizer)? [\d.]+x \((\d+)\)", text)
+    rows = re.findall(r"^\| [\w-]+ +\|", text, re.MULTILINE)
+    said = re.search(
+        r"On (\d+) of (\d+) small models.*?compiled gained ([\d.]+x).*?alone ([\d.]+x).*?"
+        r"eager included, ([\d.]+x)",
+        README,
+    )
     assert said is not None
-    assert list(said.groups()) == list(means.values())
+    assert list(said.groups()) == [*set(counts), str(len(rows) - 1), *means.values()]
 
 
 def test_the_receipt_says_the_same_in_its_headline_and_its_rows() -> None:

@@ -9,8 +9,9 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lightning_hotcompile import HotCompile, HotCompileError
+from lightning_hotcompile import HotCompile, HotCompileConfig, HotCompileError
 from lightning_hotcompile.errors import ConfigError, PlanError, TargetError
+from lightning_hotcompile.run import preflight
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
@@ -141,6 +142,15 @@ class TestBeforeTheFirstStep:
         with pytest.raises(ConfigError, match="accumulate_grad_batches=4"):
             fit(model, [later, callback])
         assert model.steps_begun == 0
+
+    def test_cuda_graphs_with_manual_optimization_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = seeded(Quiet)
+        model.automatic_optimization = False
+        for device, asked_for in (("cpu", "max-autotune"), ("cuda", "max-autotune-no-cudagraphs")):
+            monkeypatch.setattr(preflight.trainer_facts, "device_type", lambda _, device=device: device)
+            preflight._refuse_graphs_of_steps_by_hand(HotCompileConfig(mode=asked_for), model)
+        with pytest.raises(ConfigError, match=r"mode='reduce-overhead' records CUDA graphs.*manual optim"):
+            preflight._refuse_graphs_of_steps_by_hand(HotCompileConfig(mode="reduce-overhead"), model)
 
     @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
     def test_modes_without_cuda_graphs_may_accumulate(self, mode: str) -> None:

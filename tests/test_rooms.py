@@ -79,6 +79,8 @@ IMPORT_LIGHTNING = {
 PRIVATE_TORCH = {
     # Dynamo, Inductor and AOTAutograd: the file for private API of the compiler.
     "swap.dynamo": None,
+    # When it begins and ends to compile.
+    "swap.compile_timer": {"torch._dynamo"},
     # Dynamo's run-only mode.
     "swap.compiled_function": {
         "torch._dynamo",
@@ -123,6 +125,8 @@ PRIVATE_TORCH = {
     "swap.tracing.collectives": {"torch._dynamo"},
     # How it takes random numbers, dicts and generators of Python's.
     "swap.tracing.python_state": {"torch._dynamo"},
+    # What it is called with while it is traced.
+    "swap.graphs.traced_once": {"torch._subclasses"},
     # Which backward is under way, and whether it leaves the graph.
     "swap.graphs.backward": {
         "_C",

@@ -33,6 +33,7 @@ from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hotcompile.swap import compiled_function, dynamo
+from lightning_hotcompile.swap.compile_timer import CompileTimer
 from lightning_hotcompile.swap.compiled_function import CodeNames, CompiledFunction, without_disable
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.inductor import compilers
@@ -257,7 +258,7 @@ class TestBackends:
 
     def test_the_compile_timer_hears_every_compile_and_lets_go(self, counter: Any) -> None:
         times = iter(range(100))
-        timer = dynamo.CompileTimer(now=lambda: float(next(times)))
+        timer = CompileTimer(now=lambda: float(next(times)))
         timer.start()
         torch.compile(lambda x: x + 4, backend=counter)(torch.ones(2))
         heard = timer.seconds

@@ -25,8 +25,9 @@ from lightning_hotcompile.bench.workloads.workload import (
     Workload,
     compiled_step,
 )
+from lightning_hotcompile.swap.compile_timer import CompileTimer
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import CompiledFn, CompileTimer
+from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.graphs.witness import Witness
 
 _log = logging.getLogger(__name__)

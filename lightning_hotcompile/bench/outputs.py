@@ -25,9 +25,10 @@ other time over neighbouring steps, with the 95% interval of the sign test; abov
 `compile_s` is all compiling, the backward included. Peak memory is, on a CPU, what one step held at most on
 top of weights, inputs and optimizer state; on a GPU all that was allocated. Break-even is the number of
 steps after which a faster arm has saved its compile time. The columns for {STEPS} steps add warm-up and
-{STEPS} median steps. Each graph was compared with eager on its first real inputs, forward and gradients. A
-row whose compiled code did not run in each step, that hit the recompile limit, that was compiled again while
-it was measured, or that is not right, is INVALID."""
+{STEPS} median steps. What is compiled is compiled as the callback does it, with Inductor's own random
+numbers: graphs are called from C++, and each call is counted. Each graph was compared with eager on its first
+real inputs, forward and gradients. A row whose compiled code did not run in each step, that hit the recompile
+limit, that was compiled again while it was measured, or that is not right, is INVALID."""
 
 
 def check_formats(formats: Sequence[str]) -> None:

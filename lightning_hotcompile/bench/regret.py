@@ -12,6 +12,7 @@ from lightning_hotcompile.bench.other_ways import (
     AGAIN,
     COLD,
     STATES,
+    WARM,
     Runs,
     arm_of,
     compared_with,
@@ -24,6 +25,10 @@ from lightning_hotcompile.bench.runs import Mark, Run
 
 GOAL = 1.05
 MOST_DRIFT = 0.05
+LEAST_COMPILE_S = 0.5
+"""A first training that compiles anything takes so much longer than one that finds it in the cache: the
+toolchain's start alone takes some seconds."""
+
 MOST_NORM, MOST_MOVED = 0.01, 0.1
 """How far an arm's weights may be from eager's, in norm and in how far they went. Random numbers and
 rounding of compiled code are others than eager's; a run that does not learn is far outside."""
@@ -136,6 +141,9 @@ def _notes(runs: Runs, hot: Run, state: str) -> tuple[str, ...]:
         for arm, run in (*compared, (HOTCOMPILE, hot)):
             apart = trained_otherwise(run.end, eager.marks.get(run.steps))
             notes += [f"{arm} {apart}, so its time may be worth nothing"] if apart else []
+    for arm, its in compiled(runs).items():
+        if COLD in its and WARM in its and its[COLD].wall_s - its[WARM].wall_s < LEAST_COMPILE_S:
+            notes.append(f"{arm} compiled nothing: its first training took no longer than its second")
     changed = drift(runs)
     if changed is not None and abs(changed - 1) > MOST_DRIFT:
         notes.append(f"the machine changed: eager's training took {changed:.2f} of its first time at the end")

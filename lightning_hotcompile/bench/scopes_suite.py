@@ -24,15 +24,15 @@ FUSED = "+fused"
 
 HOW = """\
 Each scope of each case has a process and empty compiler caches of its own. Once the step is compiled,
-eager and compiled steps are run in turn (E C C E), and the ratio is the median over the pairs, with the
-95% interval of the sign test. A ratio above 1 says that compiled is faster. `compile_s` is all compiling, the
-backward included. The callback's other rules are off: no forecast, no lower bound for the gain. Operations
-are those of the forward and the backward; fusible are all but views and calls of a library (matrix products,
-convolutions, recurrent layers, attention, embeddings). Light are those of the fusible ones that do little
-for each element (arithmetic, copies, sums; no activations, normalisations or random numbers): the share of
-the eager step that they take, timed one by one in the fastest of four early steps, and 3 us more for each:
-what surrounds it is saved with it. With `+fused` torch's fused kernels update the weights, in eager and in
-compiled steps, as they do with the callback's usual options."""
+eager and compiled steps take turns in an order without a period, and the ratio is the Hodges-Lehmann estimate
+over the pairs, with the 98% interval of the sign test. A ratio above 1 says that compiled is faster.
+`compile_s` is all compiling, the backward included. The callback's other rules are off: no forecast, no lower
+bound for the gain. Operations are those of the forward and the backward; fusible are all but views and calls
+of a library (matrix products, convolutions, recurrent layers, attention, embeddings). Light are those of the
+fusible ones that do little for each element (arithmetic, copies, sums; no activations, normalisations or
+random numbers): the share of the eager step that they take, timed one by one in the fastest of four early
+steps, and 3 us more for each: what surrounds it is saved with it. With `+fused` torch's fused kernels update
+the weights, in eager and in compiled steps, as they do with the callback's usual options."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,8 @@ class Capture(Callback):
         self._step = 0
         self._elapsed = 0.0
         self._profiled = 0
+        self._another: str | None = None
+        """Why the profiler cannot be used: there is one for a thread."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin, unless another Trainer has been captured before."""
@@ -61,6 +63,9 @@ class Capture(Callback):
         self._clock = StepClock(device_type=self._device, now=self._now)
         mine: list[Any] = [c for c in trainer.callbacks if isinstance(c, self._companion_type)]  # type: ignore[attr-defined]
         self._companion = next((c for c in mine if c.phase not in _DECIDED), mine[0] if mine else None)
+        profiler = type(trainer.profiler)  # type: ignore[attr-defined]
+        if any(base.__name__ == "PyTorchProfiler" for base in profiler.__mro__):
+            self._do_without(f"the Trainer has torch's profiler itself ({profiler.__name__})")
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -68,9 +73,8 @@ class Capture(Callback):
         """The profiler is started before the step is timed: that takes seconds on an accelerator."""
         if self._clock is None:
             return
-        if self._window.opens(self._now(), decided=self._has_decided()):
-            self._profiler = profile()  # all kinds of activity that there are
-            self._profiler.start()
+        if self._another is None and self._window.opens(self._now(), decided=self._has_decided()):
+            self._start_profiler()
         if self._window.is_open:
             self._annotation = record_function(STEP_NAME)
             self._annotation.__enter__()
@@ -97,11 +101,15 @@ class Capture(Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Write what was captured so far."""
+        """Write what was captured so far, and the report as far as it got: there may be no teardown."""
         self._finish()
+        self._write_report()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write HotCompile's report, which is complete by now."""
+        self._write_report()
+
+    def _write_report(self) -> None:
         companion, self._companion = self._companion, None
         if companion is not None:
             with self._told("the report"):
@@ -137,6 +145,20 @@ class Capture(Callback):
             self._steps.add(self._step, start, done.seconds, ("training", False, True, str(done.tag)))
             self._elapsed = start + done.seconds
 
+    def _start_profiler(self) -> None:
+        try:
+            profiler = profile()  # all kinds of activity that there are
+            profiler.start()
+        except RuntimeError as error:
+            self._window.is_over = True
+            self._do_without(str(error))
+        else:
+            self._profiler = profiler
+
+    def _do_without(self, reason: str) -> None:
+        self._another = f"the profiler saw no step: {reason}"
+        warn(f"{self._another}; steps are timed without it.")
+
     def _stop_profiler(self) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
@@ -149,9 +171,10 @@ class Capture(Callback):
             return
         self._leave_step()
         self._stop_profiler()
-        if self._device != "cpu":
-            torch.accelerator.synchronize()  # training is over: now waiting harms nobody
-        self._book()
+        with self._told("the last steps"):
+            if self._device != "cpu":
+                torch.accelerator.synchronize()  # training is over: now waiting harms nobody
+            self._book()
         self._clock = None
         with self._told("the summary"):
             self._file(SUMMARY_FILE).write_text(to_json(self._captured()), encoding="utf-8")
@@ -167,6 +190,8 @@ class Capture(Callback):
         )
 
     def _why_nothing(self) -> str:
+        if self._another is not None:
+            return self._another
         if self._order.after_decision and not self._has_decided_ever():
             return "the profiler saw no step: HotCompile did not come to a decision before training ended"
         return f"the profiler saw no step: training ended after {self._step} steps"

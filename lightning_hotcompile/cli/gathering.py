@@ -95,7 +95,7 @@ def why_no_store(folder: Path) -> str | None:
     Raises:
         OSError: it cannot be looked at.
     """
-    from lightning_hotcompile.store.folder import why_not_trusted
+    from lightning_hotcompile.store.folder import why_not_trusted, why_replaceable
 
     if os.path.lexists(folder):
         reason = why_not_trusted(folder)
@@ -107,7 +107,7 @@ def why_no_store(folder: Path) -> str | None:
         return f"it cannot be made: {parent} is a file"
     if not os.access(parent, os.W_OK | os.X_OK):
         return f"it cannot be made: this user may not write to {parent}"
-    return None
+    return why_replaceable(parent / folder.name)  # those in between are not there yet
 
 
 def nearest(folder: Path) -> Path:

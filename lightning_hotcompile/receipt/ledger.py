@@ -41,8 +41,9 @@ class Ledger:
         self._stalled: list[float] = []
         self._slowed: list[float] = []  # recorded, or with fewer threads
         self._recent: float | None = None
-        self._between = self._longest_wait_s = 0.0
+        self._between = self._away = self._longest_wait_s = 0.0
         self._in_steps = 0.0
+        self._before_first_s = 0.0
         self.install_s = 0.0
         self.own_s = 0.0
         self.saved_besides_s: Callable[[], float | None] = lambda: None
@@ -54,13 +55,16 @@ class Ledger:
 
     def add(self, time: StepTime, record: StepRecord) -> None:
         """Book one finished step."""
+        if self.steps == 0:
+            self._before_first_s = self.install_s  # the first step has no time before it
         self.steps += 1
         start_s = self._in_steps + self._between + time.wait_seconds
         self.samples.add(self.steps, start_s, time.seconds, record.kind)
         self._recent = time.seconds
         self._in_steps += time.seconds
         self._between += time.wait_seconds
-        self._longest_wait_s = max(self._longest_wait_s, time.wait_seconds)
+        self._away += time.away_seconds
+        self._longest_wait_s = max(self._longest_wait_s, time.wait_seconds, time.away_seconds)
         phase = self._phase(record.phase)
         phase.steps += 1
         phase.seconds += time.seconds
@@ -184,6 +188,12 @@ class Ledger:
         return self._banked_s + self._compiled_seconds * (gain or 0.0) + (besides_s or 0.0) - self.costs_s
 
     @property
+    def total_speedup(self) -> float | None:
+        """Time of all steps and of what went by between them, had all been eager, over the time it took."""
+        took_s, saved_s = self._before_first_s + self._in_steps + self._between, self.saved_s
+        return None if saved_s is None or took_s <= 0 else max(0.0, took_s + saved_s) / took_s
+
+    @property
     def break_even_step(self) -> int | None:
         """The batch at which the costs are earned back, ``None`` if never or unknown."""
         gain, compiled_s = self._gain, self._compiled_step_s
@@ -193,14 +203,19 @@ class Ledger:
 
     @property
     def wait_share(self) -> float | None:
-        """Share of the time between steps in all of the time."""
+        """Share of the time between steps, the callback's own left out, in all of the time."""
         total = self._in_steps + self._between
-        return self._between / total if total > 0 else None
+        own_s = self.own_s + self.install_s - self._before_first_s
+        return max(0.0, self._between - own_s) / total if total > 0 else None
 
     @property
     def wait_s(self) -> float:
-        """Seconds between two steps, on average; not the longest pause, which may have come once for all."""
-        return max(0.0, self._between - self._longest_wait_s) / self.steps if self.steps else 0.0
+        """Seconds from a step to the next, on average, evaluation included.
+
+        The longest pause is left out: it may have come once for all.
+        """
+        passed_s = self._between + self._away - self._longest_wait_s
+        return max(0.0, passed_s) / self.steps if self.steps else 0.0
 
     @property
     def own_us(self) -> float | None:

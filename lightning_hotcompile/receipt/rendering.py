@@ -107,7 +107,7 @@ def sections(report: Report) -> list[Section]:
     proven = sum(region.proven for region in report.regions)
     regions = Section(
         title=f"Regions: {proven} of {len(report.regions)} proven to have run compiled",
-        columns=("region", "kind", "members", "#graphs", "#compiles", "#runs", "#compile", "proven"),
+        columns=("region", "kind", "members", "#graphs", "#runs", "#compile", "proven"),
         rows=tuple(map(_region_row, report.regions)),
         remarks=tuple(f"{region.name}: {region.note}" for region in report.regions if region.note),
     )
@@ -125,7 +125,6 @@ def _region_row(region: RegionProof) -> tuple[str, ...]:
         region.kind,
         "" if region.members == (region.name,) else wording.names(region.members),
         str(region.graphs),
-        str(region.compiles),
         str(region.runs),
         wording.seconds(region.compile_s),
         "yes" if region.proven else "NO",

@@ -45,7 +45,8 @@ class RegionProof:
     """Module or function names that share the compiled code."""
 
     graphs: int
-    compiles: int
+    """Compiled, each once: of a region with graph breaks or other shapes several."""
+
     runs: int
     """Calls of compiled code."""
 
@@ -158,6 +159,10 @@ class Report:
 
     saved_s: float | None = None
     """Seconds saved in the whole run after all costs; negative if time was lost."""
+
+    total_speedup: float | None = None
+    """Time of the training steps and of what went by between them, had all been eager, over the time that
+    they took: all costs, and the steps before the flip, are in it. Evaluation is not."""
 
     regions: tuple[RegionProof, ...] = ()
     fused: tuple[FusedOptimizer, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,7 +12,8 @@ from lightning_hotcompile.watch.stats import Ratio, robust_ratio
 class StepRecord:
     """What is known of one step besides its time.
 
-    ``ends_unit`` is false for a micro-step after which gradients are accumulated further;
+    ``ends_unit`` is false for a micro-step after which gradients are accumulated further, and all of one
+    optimizer step have the same ``unit``;
     ``disturbed`` steps (compiled something, were recorded, or hold an odd batch) are not compared, nor are
     those that were ``slowed`` since a child process compiles beside them.
     ``pairs`` is where the time of an interleaved step goes; ``without`` names the part of the plan that is
@@ -23,6 +23,7 @@ class StepRecord:
     phase: str
     compiled: bool
     ends_unit: bool = True
+    unit: int = 0
     disturbed: bool = False
     stalled: bool = False
     recorded: bool = False
@@ -44,52 +45,67 @@ class StepRecord:
         return self.phase, self.compiled, self.ends_unit, note
 
 
-def leave_out_mixed_unit(unit: Sequence[tuple[object, StepRecord]]) -> None:
-    """Micro-steps of several signatures in one optimizer step cannot be compared with another unit.
+@dataclass(kw_only=True)
+class _Unit:
+    """What a unit has had so far of the steps that are compared."""
 
-    Args:
-        unit: pairs of what tells the signatures apart (by identity) and the step's record.
-    """
-    if all(signature is unit[0][0] for signature, _ in unit):
-        return
-    last = {id(signature): record for signature, record in unit}
-    for _, record in unit:
-        record.disturbed = True
-    for record in last.values():
-        record.ends_unit = True
+    number: int
+    batches: int = 0
+    seconds: float = 0.0
+    disturbed: bool = False
+    is_second_arm: bool = False
 
 
 class PairedUnits:
     """Times of interleaved eager and compiled units of one signature, in pairs.
 
-    A unit is one optimizer step with all its micro-steps. Two of different kinds, one after the other,
-    are a pair, whichever comes first. A disturbed unit takes its partner with it.
+    A unit is one optimizer step with all its micro-steps. It counts with what those of this signature took,
+    on average; those of others are none of its business. Two of different kinds, one after the other, are a
+    pair, whichever comes first, if they are alike: the last unit of an epoch may have fewer micro-steps, and
+    the one that ends a unit has the optimizer's step in it. A disturbed unit takes its partner with it.
     """
 
     def __init__(self) -> None:
         self.eager: list[float] = []
         self.compiled: list[float] = []
-        self._seconds = 0.0
-        self._disturbed = False
-        self._waiting: tuple[bool, float, bool] | None = None
+        self._unit: _Unit | None = None
+        self._waiting: dict[tuple[int, bool], tuple[bool, float, bool]] = {}
 
     def add(self, record: StepRecord, seconds: float) -> None:
-        """One micro-step; at the unit's end the sum counts."""
-        self._seconds += seconds
-        self._disturbed |= record.disturbed
+        """One micro-step. Its unit counts once it is whole: at its end, or when the next begins."""
+        unit = self._unit
+        if unit is not None and unit.number != record.unit:
+            self._add_whole(unit, has_end=False)  # a step of another signature has ended it
+            unit = None
+        self._unit = unit = unit or _Unit(number=record.unit)
+        unit.batches += 1
+        unit.seconds += seconds
+        unit.disturbed |= record.disturbed
+        unit.is_second_arm = record.is_second_arm
         if record.ends_unit:
-            seconds, disturbed = self._seconds, self._disturbed
-            self._seconds, self._disturbed = 0.0, False
-            self.add_unit(record.is_second_arm, seconds, disturbed)
+            self._unit = None
+            self._add_whole(unit, has_end=True)
 
-    def add_unit(self, compiled: bool, seconds: float, disturbed: bool) -> None:
-        """One unit that has ended."""
-        now = (compiled, seconds, disturbed)
-        before = self._waiting
+    def _add_whole(self, unit: _Unit, *, has_end: bool) -> None:
+        like = (unit.batches, has_end)
+        self.add_unit(unit.is_second_arm, unit.seconds / unit.batches, unit.disturbed, like=like)
+
+    def add_unit(
+        self, compiled: bool, seconds: float, disturbed: bool, *, like: tuple[int, bool] = (1, True)
+    ) -> None:
+        """One unit that has ended.
+
+        Args:
+            compiled: which of the two kinds it is.
+            seconds: what a batch took in it.
+            disturbed: whether it is no measure.
+            like: what its partner has to be like: how many steps, and whether one of them ended it.
+        """
+        now, before = (compiled, seconds, disturbed), self._waiting.get(like)
         if before is None or before[0] is compiled:
-            self._waiting = now  # one of the same kind before it has lost its partner
+            self._waiting[like] = now  # one of the same kind before it has lost its partner
             return
-        self._waiting = None
+        del self._waiting[like]
         if not (before[2] or now[2]):
             eager, fast = (before, now) if compiled else (now, before)
             self.eager.append(eager[1])

@@ -86,11 +86,18 @@ def saving(value: float | None) -> str:
 
 
 def balance(report: Report) -> str:
-    """What the run saved or lost, and from which step on; a step to come is called expected."""
-    saved, step = saving(report.saved_s), report.break_even_step
+    """What the run saved or lost, by how much it is faster in all, and from which step on."""
+    total = number(report.total_speedup, ".2f", "x in all, costs included")
+    saved = saving(report.saved_s) + ("" if total == NOT_MEASURED else f" ({total})")
+    return f"{saved}; {_break_even(report)}"
+
+
+def _break_even(report: Report) -> str:
+    """The step that earned the costs back; one to come is called expected."""
+    step = report.break_even_step
     if step is not None:
-        return f"{saved}; break-even {'' if step <= report.steps else 'expected '}at step {step}"
-    return f"{saved}; {'no break-even' if saved.endswith('lost') else f'break-even {NOT_MEASURED}'}"
+        return f"break-even {'' if step <= report.steps else 'expected '}at step {step}"
+    return "no break-even" if saving(report.saved_s).endswith("lost") else f"break-even {NOT_MEASURED}"
 
 
 def memory(peaks_mb: Mapping[str, float]) -> str:
@@ -130,8 +137,7 @@ def _decided(report: Report) -> str:
 
 
 def _balance_with_cost(report: Report) -> str:
-    saved, even = balance(report).split("; ")
-    return f"{saved} after {seconds(report.compile_s)} of compiling; {even}"
+    return f"{saving(report.saved_s)} after {seconds(report.compile_s)} of compiling; {_break_even(report)}"
 
 
 def _fused(report: Report) -> list[str]:

@@ -13,6 +13,7 @@ from lightning_hotcompile.run.trainer_facts import device_type
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
+from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 
 
 class Ahead:
@@ -57,6 +58,18 @@ class Ahead:
             is_its_own = record.phase == Phase.PREWARMING.value  # which has just looked at the child
             if is_its_own or not self.prewarm.is_over():
                 record.disturbed = record.slowed = True
+        elif FewerThreads.are_lent():
+            record.disturbed = record.slowed = True
+
+    def look(self) -> None:
+        """Take the threads back if the child is done: a step of another stage is about to run."""
+        if self.prewarm is not None and self.prewarm.is_slowing:
+            self.prewarm.is_over()
+
+    @property
+    def has_to_wait(self) -> bool:
+        """Whether threads are lent to the child of another stage: code would be compiled for fewer."""
+        return FewerThreads.are_lent() and not (self.prewarm is not None and self.prewarm.is_slowing)
 
     def begin_prewarm(self, trace: Installation) -> None:
         """Start a child process that compiles what the step that is about to run will show.

@@ -76,7 +76,8 @@ class Judge:
         known = self._weighing.known(track)
         hot = track.hot or self._config.threshold == 0 or self._is_known(known, track)
         undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
-        hot = hot and not (undecided and self._flip.batch.is_one_to_wait_after())
+        waits = self._flip.ahead.has_to_wait or self._flip.batch.is_one_to_wait_after()
+        hot = hot and not (undecided and waits)
         look, pairs = self._is_time_to_look(track), track.interleaved
         hopeless = None if hot else self._too_short(track)
         decision = self._decide(track) if hot and undecided else hopeless

@@ -16,6 +16,8 @@ from lightning_hotcompile.swap.ranks import Proposal
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
 
+_HAS_GONE = "its step has not come back on this rank"
+
 
 class Moves:
     """Asks the judge, lets the machine decide, and does it.
@@ -84,9 +86,12 @@ class Moves:
             self._prewarm(track)
         if not together.is_due(steps):
             return
-        leader = self._leader or next((t for t in self._watch.tracks if t.hot), None)
+        leader = self._leader or self._watch.hot_one(track)
         facts = self._judge.facts(leader) if leader is not None else Facts()
         transition = advance(leader.state, facts) if leader is not None else Transition(together.state)
+        if leader is not None and leader.phase.uses_compiled_code and self._watch.has_gone(leader):
+            gone = replace(leader.state, phase=Phase.REVERTED, reason=_HAS_GONE)
+            transition = Transition(gone, Action.TAKE_OUT)
         agreed = together.exchange(transition.state, steps)
         leader = leader or (self._watch.tracks.main() if agreed is not None else None)
         if leader is None:

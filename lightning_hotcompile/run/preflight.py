@@ -20,6 +20,12 @@ from lightning_hotcompile.swap.parity.clones import random_state_kept
 from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.switch import is_switched_off
 
+OPTIMIZERS_OF_RANKS = (
+    "compile_optimizer=True is for one process: replicas that round differently would drift apart, and one "
+    "rank may be eager where another is not"
+)
+"""What is told to who asks for it on several ranks."""
+
 Settled = tuple[CompilePlan | None, str | None]
 """The plan, and a reason to do nothing."""
 
@@ -107,19 +113,22 @@ def plan_for(
     train = stage == TRAIN
     if train:
         _refuse_graphs_that_accumulate(config, trainer_facts.accumulation(trainer))
+        _refuse_graphs_of_steps_by_hand(config, module)
     with random_state_kept():  # a module may draw its weights where its description reads them, as Pyro's do
-        return plan_compile(
+        plan = plan_compile(
             module,
             scope=config.scope,
             targets=config.targets,
             keep_eager=config.keep_eager,
             compile_anyway=config.compile_anyway,
-            compile_optimizer=_compile_optimizer(trainer, config),
+            compile_optimizer=config.compile_optimizer if trainer.world_size == 1 else False,
             optimizers=trainer.optimizers if train else (),
             fused_optimizer=uses_fused_optimizers(trainer, config) if fused is None else fused,
             fullgraph=config.fullgraph,
             step=STEP_METHOD[stage],
         )
+    left = train and config.compile_optimizer is True and trainer.world_size > 1
+    return replace(plan, notes=(*plan.notes, OPTIMIZERS_OF_RANKS)) if left else plan
 
 
 def other_plans(
@@ -167,27 +176,31 @@ def other_modes(config: HotCompileConfig, device_type: str) -> tuple[str, ...]:
     return () if asked_for or device_type != "cuda" else ("max-autotune-no-cudagraphs",)
 
 
-def _compile_optimizer(trainer: Trainer, config: HotCompileConfig) -> bool | str:
-    """On several ranks only if asked for: nothing would make good what replicas round differently."""
-    return (
-        False if trainer.world_size > 1 and config.compile_optimizer == "auto" else config.compile_optimizer
-    )
-
-
 def uses_fused_optimizers(trainer: Trainer, config: HotCompileConfig) -> bool:
     """Whether torch's fused kernels may be tried; not on several ranks, which have to round in one way."""
     return config.fused_optimizer and config.compile_optimizer == "auto" and trainer.world_size == 1
 
 
+def _refuse_graphs_of_steps_by_hand(config: HotCompileConfig, module: LightningModule) -> None:
+    on_gpu = trainer_facts.device_type(module) == "cuda"
+    if on_gpu and config.uses_cuda_graphs and not module.automatic_optimization:
+        raise ConfigError(
+            f"{_given(config)} records CUDA graphs, whose outputs are overwritten by the next replay: with "
+            "manual optimization nobody knows when gradients are used. Leave it away, or use "
+            "mode='max-autotune-no-cudagraphs'."
+        )
+
+
+def _given(config: HotCompileConfig) -> str:
+    return "options={'triton.cudagraphs': True}" if config.mode is None else f"mode={config.mode!r}"
+
+
 def _refuse_graphs_that_accumulate(config: HotCompileConfig, accumulation: int) -> None:
     if not config.uses_cuda_graphs or accumulation == 1:
         return
-    if config.mode is None:
-        given, remedy = "options={'triton.cudagraphs': True}", "Leave that option away"
-    else:
-        given, remedy = f"mode={config.mode!r}", "Use mode='max-autotune-no-cudagraphs'"
+    remedy = "Leave that option away" if config.mode is None else "Use mode='max-autotune-no-cudagraphs'"
     raise ConfigError(
-        f"{given} records CUDA graphs, which overwrite their outputs at each replay: with "
+        f"{_given(config)} records CUDA graphs, which overwrite their outputs at each replay: with "
         f"accumulate_grad_batches={accumulation} gradients would be lost. {remedy}, or "
         "accumulate_grad_batches=1."
     )

@@ -58,14 +58,14 @@ def empty_report(
 
 def build_report(session: Session, events: Sequence[Event], notes: Sequence[str] = ()) -> Report:
     """What is known now; it can be asked for at any time."""
-    ledger, installation, state = session.ledger, session.flip.installation, session.main_state
-    ledger.pairs = session.watch.tracks.main_pairs  # another signature may have overtaken the one before
+    ledger, installation, tracks = session.ledger, session.flip.installation, session.watch.tracks
+    ledger.pairs = tracks.main_pairs  # another signature may have overtaken the one before
     decision = session.rounds.now.judge.decision
-    proofs = session.flip.proofs() if session.ever_flipped else []
+    proofs = session.flip.proofs() if tracks.flipped() else []
     graphs = installation.witness.graphs
     return Report(
-        phase=str(state.phase),
-        reason=state.reason,
+        phase=str(tracks.main_state.phase),
+        reason=tracks.main_state.reason,
         scope=session.plan.name,
         plan=printed_later(session.plan),
         plan_digest=session.plan.digest,
@@ -74,7 +74,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         compile_s=session.rounds.compile_s,
         stall_s=ledger.stall_s,
         recompiles=session.story.recompiles,
-        graph_breaks=len(installation.graph_breaks) if session.ever_flipped else 0,
+        graph_breaks=len(installation.graph_breaks) if tracks.flipped() else 0,
         parity=_parity_text(graphs),
         parity_error=max(
             (g.parity.error for g in graphs if g.parity and g.parity.error is not None), default=None
@@ -84,6 +84,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         speedup=ledger.pairs.ratio(SETTLING_CONFIDENCE),
         break_even_step=ledger.break_even_step,
         saved_s=ledger.saved_s,
+        total_speedup=ledger.total_speedup,
         regions=tuple(map(_region_proof, proofs)),
         fused=session.side.report(),
         tried=dict(session.rounds.tried),
@@ -96,7 +97,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
             *notes,
             *session.plan.notes,
             *_unproven_notes(proofs),
-            *notes_on_breaks(installation.graph_breaks if session.ever_flipped else ()),
+            *notes_on_breaks(installation.graph_breaks if tracks.flipped() else ()),
             *_notes_of(session),
         ),
         versions=versions(),
@@ -113,6 +114,7 @@ def scalars(report: Report, phase_numbers: Mapping[str, int]) -> dict[str, float
         "compiled_ms": report.compiled_ms and report.compiled_ms.median,
         "speedup": report.speedup and report.speedup.value,
         "saved_s": report.saved_s,
+        "total_speedup": report.total_speedup,
         "break_even_step": report.break_even_step,
         "parity_error": report.parity_error,
     }
@@ -147,7 +149,6 @@ def _region_proof(proof: Proof) -> RegionProof:
         kind=proof.region.kind,
         members=proof.region.members,
         graphs=proof.graphs,
-        compiles=proof.graphs,
         runs=proof.runs,
         compile_s=proof.compile_s,
         proven=proof.proven,
@@ -186,7 +187,7 @@ def _parity_text(graphs: Sequence[Graph]) -> str:
 def notes_on_repeating(session: Session, config: HotCompileConfig) -> list[str]:
     """For a training that asked for deterministic algorithms and had steps that the clock has chosen."""
     asked_for = torch.are_deterministic_algorithms_enabled() and not config.is_repeatable
-    if not asked_for or not (session.ever_flipped or session.side.has_kernels):
+    if not asked_for or not (session.watch.tracks.flipped() or session.side.has_kernels):
         return []
     return [
         "deterministic algorithms are on, but the clock has decided which steps ran compiled or with torch's "

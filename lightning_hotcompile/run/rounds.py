@@ -96,6 +96,7 @@ class Rounds:
         if self._is_trial and self._best is not None and self._track is not None:
             self._ledger.end_round()
             self._take_up(self._best, self._track, self._best.state.reason)
+            self._tell_of(self._track)
 
     @property
     def compile_s(self) -> float:
@@ -173,6 +174,7 @@ class Rounds:
         self.now.flip.take_out()
         self._take_up(self._best, self._track, self._best.state.reason)
         self.now.flip.go_on()
+        self._tell_of(self._track)
 
     def _end_round(self, track: Track) -> None:
         self._track = self._track or track
@@ -204,6 +206,9 @@ class Rounds:
             tried += ", but no faster than this one when they took turns"
         self._take_up(best, track, f"{best.state.reason}; {tried}")
         self.now.flip.go_on()
+        self._tell_of(track)
+
+    def _tell_of(self, track: Track) -> None:
         self._story.entered(str(track.phase), track.state.reason)
 
     def _take_up(self, best: _Result, track: Track, reason: str) -> None:

@@ -122,7 +122,12 @@ class Session:
                 self.flip.batch.begin(batch, track.signature.batch)
         wanted = track.lane()
         lane = self.flip.lane(wanted)
-        record = StepRecord(phase=track.phase.value, compiled=lane is not Lane.EAGER, pairs=track.interleaved)
+        record = StepRecord(
+            phase=track.phase.value,
+            compiled=lane is not Lane.EAGER,
+            unit=self.watch.unit_number,
+            pairs=track.interleaved,
+        )
         if record.pairs is not None:
             # it may compile, and is looked at for NaN; or it has to be eager
             record.disturbed = lane is Lane.COMPILE or lane is not wanted
@@ -176,16 +181,17 @@ class Session:
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit, recompile_pays=pays)
         if record.disturbed:
             self._calm.stay_awake()
-        if not self._is_at_rest(track):
+        at_rest = self._is_at_rest(track)
+        if not at_rest:
             self._calm.stay_awake()
-            self.watch.count(track, record)
+        self.watch.count(track, record, at_rest=at_rest)
 
     def _is_at_rest(self, track: Track) -> bool:
         """Whether nothing can change for this signature, so that its step need not be looked at."""
         phase = track.state.phase
         at_rest = (phase is Phase.STEADY and not self.flip.is_lost) or phase is Phase.DECLINED
-        if phase is Phase.REVERTED and not track.state.may_retry:
-            at_rest = not self._together.several
+        at_rest |= phase is Phase.REVERTED and not track.state.may_retry
+        at_rest |= self._together.has_settled and not phase.uses_compiled_code
         return at_rest and track.failure is None and not self.flip.has_news
 
     @property
@@ -202,11 +208,20 @@ class Session:
             self.flip.abandon_step()
         self._end_nap()
 
-    def pause(self) -> None:
-        """Out of the model until :meth:`go_on`: another stage comes in between."""
+    def leave(self) -> None:
+        """Another stage comes in between: until the next step no time is this one's."""
         self.abandon_step()
+        self._clock.leave()
+
+    def pause(self) -> None:
+        """Out of the model until :meth:`go_on`, while another stage comes in between."""
+        self.leave()
         self.book_finished_steps()
         self.flip.pause()
+
+    def look_aside(self) -> None:
+        """A step of another stage is about to run."""
+        self.flip.ahead.look()
 
     def go_on(self) -> None:
         """Back into the model, if it was in when paused."""
@@ -229,6 +244,7 @@ class Session:
             for track in self.watch.tracks:
                 if track.phase.uses_compiled_code:
                     track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
+                    self.story.entered(str(track.phase), reason)
             self._together.answer_for(reason, self.steps)
 
     def book_finished_steps(self) -> None:
@@ -262,13 +278,3 @@ class Session:
     def flip(self) -> Flip:
         """What changes the model by that plan."""
         return self.rounds.now.flip
-
-    @property
-    def ever_flipped(self) -> bool:
-        """Whether anything was ever put in place."""
-        return self.watch.tracks.flipped() > 0
-
-    @property
-    def main_state(self) -> State:
-        """Where the signature stands that a receipt is about."""
-        return self.watch.tracks.main_state

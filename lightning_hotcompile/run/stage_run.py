@@ -87,7 +87,7 @@ class StageRun:
     @property
     def state(self) -> State:
         """Where the signature stands that the report is about."""
-        return self.session.main_state
+        return self.session.watch.tracks.main_state
 
     @property
     def report(self) -> Report:

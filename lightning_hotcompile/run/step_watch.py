@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -11,7 +11,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.islands import fp8_state
 from lightning_hotcompile.plan.prior import OpStatistics
-from lightning_hotcompile.receipt.step_record import StepRecord, leave_out_mixed_unit
+from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.stages import begins_pass
 from lightning_hotcompile.swap.inductor.compilers import saved_draws
@@ -58,7 +58,10 @@ class StepWatch:
         self._story = story
         self._reader = SignatureReader(module, str(trainer.precision), Families.for_setting(config.dynamic))
         self._detector = StepDetector(threshold=config.threshold)
-        self._unit: list[tuple[Track, StepRecord]] = []
+        self._unit: dict[int, Track] = {}
+        self.unit_number = 0
+        """Of the optimizer step whose micro-steps run now."""
+
         self._recorder: OpRecorder | None = None
         self._last: Track | None = None
         self._latest: deque[Track] = deque(maxlen=_LATEST)
@@ -91,21 +94,44 @@ class StepWatch:
         met, steps = sum(since) - 1, len(since) - 1  # after the first one
         return met / steps if met else 1 / (steps + 1)
 
-    def count(self, track: Track, record: StepRecord) -> None:
-        """One step of this signature has ended; at the end of a unit it may have become hot."""
-        self._unit.append((track, record))
-        self._detector.begin_step(track.signature)
-        if self._detector.end_step(boundary=record.ends_unit):
-            for seen, _ in self._unit:
-                seen.hot = True
-            unit = self._detector.last_unit
-            family = self._reader.families.text(track.signature.batch)
-            self._story.detected(track.signature.digest, self._detector.count(unit), self.op_graph, family)
+    def hot_one(self, now: Track) -> Track | None:
+        """The kind of step that is hot: the one that runs now, else the one that came most often of late."""
+        if now.hot or self._config.threshold == 0:
+            return now
+        met = Counter(id(each) for each in self._latest if each.hot)
+        return max((each for each in self._latest if each.hot), key=lambda t: met[id(t)], default=None)
+
+    def has_gone(self, track: Track) -> bool:
+        """Whether it is long since a step was of this kind."""
+        return len(self._latest) == _LATEST and not any(each is track for each in self._latest)
+
+    def count(self, track: Track, record: StepRecord, *, at_rest: bool = False) -> None:
+        """One step of this signature has ended; at the end of a unit it may have become hot.
+
+        Args:
+            track: of the signature.
+            record: of the step.
+            at_rest: whether this signature need not be counted, where the unit is a step of its own.
+        """
+        if not (at_rest and record.ends_unit and not self._unit):
+            self._unit[id(track)] = track
+            self._detector.begin_step(track.signature)
+            if self._detector.end_step(boundary=record.ends_unit):
+                self._found_hot(track)
         if record.ends_unit:
-            for seen, _ in self._unit:
+            for seen in self._unit.values():
                 seen.unit = self._detector.last_unit
-            leave_out_mixed_unit(self._unit)
+                if seen is not track:  # which knows of it
+                    seen.end_unit()
             self._unit.clear()
+            self.unit_number += 1
+
+    def _found_hot(self, last: Track) -> None:
+        for seen in self._unit.values():
+            seen.hot = True
+        unit = self._detector.last_unit
+        family = self._reader.families.text(last.signature.batch)
+        self._story.detected(last.signature.digest, self._detector.count(unit), self.op_graph, family)
 
     def cool_down(self, track: Track) -> None:
         """What was tried and taken back has to come back more often before it is hot again."""

@@ -6,11 +6,15 @@ import math
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hotcompile.either_lightning import ACCUMULATION_SCHEDULERS
 from lightning_hotcompile.version import __version__
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
+_FIRST_BUCKET_BYTES = 2**20
+"""Of DDP: what a bucket holds at least, and the first one at most."""
+
 _STRATEGIES_THAT_SHARD = ("FSDPStrategy", "ModelParallelStrategy")
 
 
@@ -117,3 +121,11 @@ def accumulation(trainer: Trainer) -> int:
         c.scheduling for c in _callbacks(trainer) if isinstance(c, ACCUMULATION_SCHEDULERS)
     ]
     return max([trainer.accumulate_grad_batches, *(n for s in schedules for n in s.values())])
+
+
+def is_cut_into_buckets(trainer: Trainer) -> bool:
+    """Whether DDP cuts what is compiled into pieces, so that gradients are reduced during the backward."""
+    model = trainer.strategy.model
+    if not isinstance(model, DistributedDataParallel):
+        return False
+    return sum(p.nbytes for p in model.parameters() if p.requires_grad) > _FIRST_BUCKET_BYTES

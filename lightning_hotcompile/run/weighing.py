@@ -30,7 +30,7 @@ from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.stages import remaining_batches
 from lightning_hotcompile.run.step_watch import StepWatch
-from lightning_hotcompile.run.trainer_facts import device_type
+from lightning_hotcompile.run.trainer_facts import device_type, is_cut_into_buckets
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.dynamo import graph_count
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, slowed_share, why_not
@@ -169,7 +169,7 @@ class Weighing:
 
     def worth_another(self, plan: CompilePlan, track: Track) -> Decision:
         """Whether to try one more plan after the present one."""
-        step_s = self._ledger.eager_step_s or median(track.pairs.eager)  # of a batch; pairs are of units
+        step_s = self._ledger.eager_step_s or median(track.pairs.eager)
         if track.phase is Phase.STEADY:
             step_s *= median(track.pairs.compiled) / median(track.pairs.eager)
         left, share = self._left(step_s), self._watch.share_of(track)
@@ -209,6 +209,8 @@ class Weighing:
             return "threshold=0 compiles before the first step"
         if self._plan.mode is not None or self._config.times_kernels:
             return "max-autotune times kernels, which a training beside it would disturb"
+        if is_cut_into_buckets(self._trainer):
+            return "DDP cuts what is compiled into buckets, which no child process can do"
         return why_not(self._config.prewarm, self._config.backend, self._flip.ahead.surroundings())
 
     @cached_property

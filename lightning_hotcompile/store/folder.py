@@ -76,10 +76,10 @@ def why_not_trusted(folder: Path, *, in_trusted: bool = False) -> str | None:
     if status.st_mode & _OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
         return f"others can write to it (mode {mode:04o}): run chmod 700 on it"
-    return None if in_trusted else _why_replaceable(folder)
+    return None if in_trusted else why_replaceable(folder)
 
 
-def _why_replaceable(folder: Path) -> str | None:
+def why_replaceable(folder: Path) -> str | None:
     """Who can write to a parent can put another folder in place, but for a sticky one such as /tmp."""
     for parent in folder.resolve().parents:
         mode = stat.S_IMODE(os.stat(parent).st_mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -42,9 +43,12 @@ class Records:
         return self._profiles / f"{key.digest}.json"
 
     def find(self, key: ProfileKey) -> Profile | None:
-        """What is known for this key."""
+        """What is known for this key; its file counts as used now."""
         with self._forgiving.ignoring_newer():
-            return self._read(key)
+            found = self._read(key)
+            if found is not None:
+                self._used(self.path_of(key))
+            return found
         return None
 
     def _read(self, key: ProfileKey) -> Profile | None:
@@ -73,10 +77,17 @@ class Records:
         return True
 
     def compile_samples(self, machine: str) -> tuple[CompileSample, ...]:
-        """What compiling has cost on the machine with this digest, oldest first."""
+        """What compiling has cost on the machine with this digest, oldest first; used now, too."""
         with self._forgiving.ignoring_newer():
-            return self._read_samples(machine)
+            found = self._read_samples(machine)
+            if found:
+                self._used(self.samples_path(machine))
+            return found
         return ()
+
+    def _used(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # the disk may be read only by now
+            os.utime(path, (self._now(), self._now()))
 
     def _read_samples(self, machine: str) -> tuple[CompileSample, ...]:
         path = self.samples_path(machine)
@@ -116,7 +127,7 @@ class Records:
         return sorted(self._samples.glob("*.json"))
 
     def clear(self, before: float) -> int:
-        """Remove the files that were last written before this time; returns their bytes.
+        """Remove the files that were last used before this time; returns their bytes.
 
         Raises:
             StoreBusy: a lock is held for too long.

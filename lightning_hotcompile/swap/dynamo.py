@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch._dynamo
 import torch._dynamo.utils as dynamo_utils
 import torch.compiler.config
 from torch import Tensor
-from torch._dynamo.callback import callback_handler
+from torch._dynamo import convert_frame
 from torch._dynamo.exc import (
     FailOnRecompileLimitHit,
     RestartAnalysis,
@@ -28,7 +27,8 @@ from torch._dynamo.exc import (
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
@@ -71,6 +71,32 @@ CompilerError: tuple[type[Exception], ...] = (
     GuardOnDataDependentSymNode,
 )
 """What Dynamo raises when it cannot compile a frame, before any code of the frame ran."""
+
+_RAISED_AS_THEY_ARE = (AssertionError, IndexError, ConstraintViolationError)
+"""Of a compiler, too, where an error is not suppressed; so may a program raise them."""
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Whether it says that a frame cannot be compiled."""
+    if isinstance(error, CompilerError):
+        return True
+    trace = error.__traceback__ if isinstance(error, _RAISED_AS_THEY_ARE) else None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == convert_frame.__file__:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def skips_all_frames() -> bool:
+    """Whether Dynamo compiles nothing now: a mode sees each operation (one that counts FLOPs).
+
+    With ``fullgraph`` torch 2.13 then raises, after the function has run.
+    """
+    return any(
+        not mode.is_infra_mode() and not mode.ignore_compile_internals()
+        for mode in _get_current_dispatch_mode_stack()
+    )
 
 
 RestartCompile: tuple[type[Exception], ...] = (RestartAnalysis, *exceptions_allowed_to_be_fallback)
@@ -202,38 +228,6 @@ def dynamic_integers(patterns: Sequence[str]) -> contextlib.AbstractContextManag
         dynamic_sources=",".join([*given, *patterns])
     )
     return patch
-
-
-class CompileTimer:
-    """Adds up the wall time in which Dynamo compiles, tracing and backend together, in seconds."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._since: float | None = None
-        self.seconds = 0.0
-
-    def start(self) -> None:
-        """Begin to listen."""
-        callback_handler.register_start_callback(self._on_start)
-        callback_handler.register_end_callback(self._on_end)
-
-    def stop(self) -> None:
-        """Stop listening; a second call does nothing."""
-        for callbacks, own in (
-            (callback_handler.start_callbacks, self._on_start),
-            (callback_handler.end_callbacks, self._on_end),
-        ):
-            while own in callbacks:
-                callbacks.remove(own)
-        self._since = None
-
-    def _on_start(self, *_: Any) -> None:
-        self._since = self._now()
-
-    def _on_end(self, *_: Any) -> None:
-        if self._since is not None:
-            self.seconds += self._now() - self._since
-            self._since = None
 
 
 def graph_break_count() -> int:

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.swap.compile_timer import CompileTimer
 from lightning_hotcompile.swap.compiled_function import CodeNames
-from lightning_hotcompile.swap.dynamo import CompileTimer
-from lightning_hotcompile.swap.gate import Gate
+from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.inductor.compiler_ways import compiler_ways
@@ -93,7 +93,7 @@ class Installation:
             running=_running_in(root),
             limit_s=config.compile_timeout,
         )
-        self.timer = CompileTimer()
+        self.timer = CompileTimer(counts=lambda: self.gate.lane is Lane.COMPILE)
         self.witness = Witness(
             config.backend,
             mode=config.mode,

@@ -15,7 +15,7 @@ from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.scopes import Region, resolve_function
 from lightning_hotcompile.plan.sharding import is_sharded
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import CompiledFn, CompilerError
+from lightning_hotcompile.swap.dynamo import CompiledFn, is_compile_error, skips_all_frames
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.graph import first_line
@@ -106,6 +106,8 @@ class SwappedRegion:
         self.calls += 1
         try:
             if self._gate.lane is Lane.COMPILE:
+                if self._settings["fullgraph"] and skips_all_frames():
+                    return eager(*args, **kwargs)
                 return self._compile_or_reuse(compiled, args, kwargs)
             # a few statements and no more: they are a part of each step, and of the time that it takes
             runs = self._watch.total_runs
@@ -115,8 +117,8 @@ class SwappedRegion:
             elif self.fit.misses:
                 self.fit.ran()
             return result
-        except CompilerError as error:
-            if not self._gate.suppresses_errors:
+        except Exception as error:
+            if not self._gate.suppresses_errors or not is_compile_error(error):
                 raise
             self._gate.failed(error)
             self.error = self._witness.error_of(self.region.name) or first_line(error)

@@ -37,27 +37,43 @@ class StepTime:
     """From ``start`` to ``stop``, on the accelerator's own clock where there is one."""
 
     wait_seconds: float
-    """Host time from the end of the step before to this one's start (data loading); 0.0 for the first."""
+    """From the end of the step before to this one's start (data loading), by the same clock; 0.0 for the
+    first. On an accelerator that is the time in which it did nothing, or copied a batch."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Pending:
-    tag: Hashable
-    wait_seconds: float
-    begin: TimingEvent
-    end: TimingEvent
-
-    def is_done(self) -> bool:
-        # Both are asked: the step may have ended on another stream than the one it began on.
-        return self.begin.query() and self.end.query()
+    away_seconds: float = 0.0
+    """Host time before this step in which something else than such steps went on, as ``leave`` has said."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Started:
     tag: Hashable
     wait_seconds: float
+    away_seconds: float
     at: float
     event: TimingEvent | None
+    after: TimingEvent | None
+    """The end of the step before."""
+
+    def took(self, seconds: float, wait_seconds: float) -> StepTime:
+        return StepTime(
+            tag=self.tag, seconds=seconds, wait_seconds=wait_seconds, away_seconds=self.away_seconds
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pending:
+    started: _Started
+    begin: TimingEvent
+    end: TimingEvent
+
+    def is_done(self) -> bool:
+        # All are asked: the step may have ended on another stream than the one it began on.
+        return all(event.query() for event in (self.started.after, self.begin, self.end) if event is not None)
+
+    def time(self) -> StepTime:
+        after = self.started.after
+        wait = 0.0 if after is None else max(0.0, after.elapsed_time(self.begin)) / 1e3
+        return self.started.took(self.begin.elapsed_time(self.end) / 1e3, wait)
 
 
 def _default_make_event(device_type: str) -> Callable[[], TimingEvent] | None:
@@ -84,8 +100,8 @@ class StepClock:
         >>> ticks = iter([0.0, 2.0])
         >>> clock = StepClock(now=lambda: next(ticks))
         >>> clock.start("eager"); clock.stop()
-        >>> clock.drain()
-        [StepTime(tag='eager', seconds=2.0, wait_seconds=0.0)]
+        >>> [(step.tag, step.seconds) for step in clock.drain()]
+        [('eager', 2.0)]
     """
 
     def __init__(
@@ -100,6 +116,8 @@ class StepClock:
         self._pending: deque[_Pending] = deque()
         self._started: _Started | None = None
         self._stopped_at: float | None = None
+        self._left_at: float | None = None
+        self._ended: TimingEvent | None = None
         self.dropped = 0
         """Steps whose time was given up: nobody drained them, or the accelerator lagged too far behind."""
 
@@ -108,9 +126,13 @@ class StepClock:
         event = self._make_event() if self._make_event is not None else None
         at = self._now()
         wait = 0.0 if self._stopped_at is None else at - self._stopped_at
+        away = 0.0 if self._left_at is None else at - self._left_at
+        self._left_at = None
         if event is not None:
             event.record()
-        self._started = _Started(tag=tag, wait_seconds=wait, at=at, event=event)
+        self._started = _Started(
+            tag=tag, wait_seconds=wait, away_seconds=away, at=at, event=event, after=self._ended
+        )
 
     def stop(self) -> None:
         """End the step that was begun; without one, nothing happens."""
@@ -119,15 +141,11 @@ class StepClock:
             return
         if started.event is None or self._make_event is None:
             self._stopped_at = self._now()
-            seconds = self._stopped_at - started.at
-            self._keep(StepTime(tag=started.tag, seconds=seconds, wait_seconds=started.wait_seconds))
+            self._keep(started.took(self._stopped_at - started.at, started.wait_seconds))
             return
-        end = self._make_event()
+        self._ended = end = self._make_event()
         end.record()
-        self._stopped_at = self._now()
-        self._pending.append(
-            _Pending(tag=started.tag, wait_seconds=started.wait_seconds, begin=started.event, end=end)
-        )
+        self._pending.append(_Pending(started=started, begin=started.event, end=end))
         if len(self._pending) > MAX_PENDING:
             self._pending.popleft()
             self.dropped += 1
@@ -138,8 +156,12 @@ class StepClock:
 
     def abandon(self) -> None:
         """Forget the step that was begun, after an exception in it. The next one has no waiting time."""
-        self._started = None
-        self._stopped_at = None
+        self._started = self._stopped_at = self._ended = None
+
+    def leave(self) -> None:
+        """Something else goes on until the next step begins, which has no waiting time."""
+        self.abandon()
+        self._left_at = self._now()
 
     def drain(self) -> list[StepTime]:
         """The steps that have finished since the last call, oldest first, each once.
@@ -159,7 +181,5 @@ class StepClock:
 
     def _resolve(self) -> None:
         while self._pending and self._pending[0].is_done():
-            step = self._pending[0]
-            seconds = step.begin.elapsed_time(step.end) / 1e3
-            self._keep(StepTime(tag=step.tag, seconds=seconds, wait_seconds=step.wait_seconds))
+            self._keep(self._pending[0].time())
             self._pending.popleft()

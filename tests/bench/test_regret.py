@@ -35,7 +35,7 @@ from lightning_hotcompile.errors import ConfigError
 
 STEP_S = {"eager": 0.010, "model": 0.010, "blocks": 0.012, "step": 0.008, "step+optimizer": 0.005}
 STEP_S |= {"eager+fused": 0.009, "step+fused": 0.004}
-COMPILE_S = {"eager": 0.0, "model": 0.0, "blocks": 5.0, "step": 10.0, "step+optimizer": 20.0}
+COMPILE_S = {"eager": 0.0, "model": 4.0, "blocks": 5.0, "step": 10.0, "step+optimizer": 20.0}
 COMPILE_S |= {"eager+fused": 0.0, "step+fused": 10.0}
 PROBE = 96
 
@@ -298,6 +298,20 @@ def test_a_machine_that_changes_in_between_gets_a_note() -> None:
     (cell,) = cells_of("mlp", runs, [200])
     assert "the machine changed" in cell.notes[0]
     assert cell.regret == pytest.approx(1.0)  # what changes steadily falls on both alike
+
+
+def test_an_arm_that_compiled_nothing_is_named() -> None:
+    """A model without repeated blocks, or whose parts are called by themselves: eager by another name."""
+    runs = {
+        ("eager", 200, "cold"): a_run(200, 0.01),
+        ("blocks", 200, "cold"): a_run(200, 0.01, first_s=0.1),
+        ("blocks", 200, "warm"): a_run(200, 0.01),
+        ("step", 200, "cold"): a_run(200, 0.01, first_s=9.0),
+        ("step", 200, "warm"): a_run(200, 0.01, first_s=1.0),
+        ("hotcompile", 200, "cold"): a_run(200, 0.01),
+    }
+    (cell,) = cells_of("mlp", runs, [200])
+    assert cell.notes == ("blocks compiled nothing: its first training took no longer than its second",)
 
 
 # --- the order of work ----------------------------------------------------------------------------

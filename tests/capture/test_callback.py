@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.profilers import PyTorchProfiler
+from torch.profiler import profile
 
 from lightning_hotcompile import HotCompile, environment
 from lightning_hotcompile.capture.analysis import STEP_NAME
@@ -94,6 +97,40 @@ def test_a_training_that_fails_gives_what_there_is(tmp_path: Path) -> None:
     assert found is not None
     assert [s.step for s in found.steps] == [1, 2, 3, 4]
     assert (tmp_path / "trace.json").is_file()
+
+
+def test_a_training_that_fails_has_its_report(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit(seeded(Fails), [capture(tmp_path, steps=2, after_decision=True), hot()], max_epochs=1)
+    run = load_run(tmp_path)
+    assert run.report is not None
+    assert run.report.steps == 4
+
+
+@pytest.mark.parametrize("whose", ["the Trainer's", "around it", "in the step"])
+def test_a_profiler_of_the_scripts_own_goes_on(tmp_path: Path, whose: str) -> None:
+    """There is one for a thread: a second one that starts is an error, whichever that is."""
+
+    class Profiles(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            with profile() if whose == "in the step" and batch_idx == 6 else nullcontext():
+                return super().training_step(batch, batch_idx)
+
+    own = PyTorchProfiler(dirpath=tmp_path, filename="own") if whose == "the Trainer's" else None
+    around = profile() if whose == "around it" else nullcontext()
+    to_capture = capture(tmp_path, steps=3)
+    with pytest.warns(HotCompileWarning) if own or whose == "around it" else nullcontext() as told, around:
+        trainer = fit(seeded(Profiles), [to_capture], max_epochs=1, profiler=own)
+    assert trainer.global_step == 12
+    found = complete(tmp_path)
+    assert found is not None
+    assert len(found.steps) == 12
+    if told is None:
+        assert found.profiled_steps == 3
+    else:
+        assert found.profiled_steps == 0
+        assert "the profiler saw no step: " in found.notes[0]
+        assert any(found.notes[0] in str(each.message) for each in told)
 
 
 def test_only_the_first_training_is_captured(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_the_numbers_behind_it() -> None:
 
 def test_what_stays_eager_is_named() -> None:
     region = RegionProof(
-        name="head", kind="module", members=("head",), graphs=0, compiles=0, runs=0, compile_s=0.0,
+        name="head", kind="module", members=("head",), graphs=0, runs=0, compile_s=0.0,
         proven=False, note="it failed",
     )  # fmt: skip
     report = replace(REPORT, regions=(region,), eager_parts=("optimizer",))

@@ -158,6 +158,15 @@ class TestStore:
         assert "may not write to it" in (gathering.why_no_store(tmp_path) or "")
         assert f"may not write to {tmp_path}" in (gathering.why_no_store(tmp_path / "s") or "")
 
+    @posix_only
+    def test_one_that_is_not_there_in_a_folder_that_all_can_write_to(self, tmp_path: Path) -> None:
+        shared = tmp_path / "scratch"
+        shared.mkdir()
+        shared.chmod(0o777)
+        assert "others can replace it" in (gathering.why_no_store(shared / "me" / "store") or "")
+        shared.chmod(0o1777)  # sticky
+        assert gathering.why_no_store(shared / "me" / "store") is None
+
     def test_no_home_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("HOTCOMPILE_STORE", raising=False)
         monkeypatch.setattr(folder.platformdirs, "user_cache_path", lambda *a, **k: Path("~x/.cache"))

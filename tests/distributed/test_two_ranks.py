@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 TIME_LIMIT_S = 540
 """Far above what it takes: about half a minute on a core of its own."""
 
-KEPT = ("step", "regions", "late", *script.DDP)
+KEPT = ("step", "regions", "large", "optimizer", "late", *script.DDP)
 ENDED = ("cannot compile", "cannot warm up", "other plan", "too late", "too late at the start")
 STANDS_ASIDE = ("nothing to compile", "other threshold", "switched off", "own error")
 CASES = (*KEPT, "hot later", "fails later", *ENDED, *STANDS_ASIDE)
@@ -98,7 +98,7 @@ def ranks_of(ran: tuple[Path, str], case: str) -> list[Rank]:
 
 def trained_alone(case: str) -> Net:
     """The same training in one process without the callback: each batch holds that of both ranks."""
-    model = seeded(Net)
+    model = script.model_of(case)
     later = script._short_at_first if case == "hot later" else (lambda i: script.ROWS)
     pairs = list(zip(script.batches(0), script.batches(1, later), strict=True))
     if case == "hot later":
@@ -116,7 +116,7 @@ def test_every_case_trains_like_one_process_without_the_callback(ran: tuple[Path
     plain = trained_alone(case)
     for rank in ranks_of(ran, case):
         assert rank.global_step == script.BATCHES
-        model = seeded(Net)
+        model = script.model_of(case)
         model.load_state_dict(rank.weights)
         assert_same(plain, model, tolerance=1e-3)
 
@@ -164,6 +164,23 @@ def test_both_flip_by_the_same_plan_and_prove_every_region(ran: tuple[Path, str]
         assert all(r["proven"] for r in rank.report["regions"])
         assert rank.report["speedup"] is not None
         assert rank.report["recompiles"] == 0
+
+
+def test_each_piece_that_ddp_makes_of_a_graph_is_compared_with_eager(ran: tuple[Path, str]) -> None:
+    """It calls them once while they are traced, with tensors that hold nothing."""
+    for rank in ranks_of(ran, "large"):
+        (region,) = rank.report["regions"]
+        assert region["graphs"] > 1
+        agree = f"{region['graphs']} of {region['graphs']} graphs agree with eager, largest difference"
+        assert rank.report["parity"].startswith(agree)
+        assert region["runs"] % region["graphs"] == 0
+        assert rank.report["parity_error"] is not None
+
+
+def test_no_rank_compiles_its_optimizer(ran: tuple[Path, str]) -> None:
+    for rank in ranks_of(ran, "optimizer"):
+        assert [region["kind"] for region in rank.report["regions"]] == ["step"]
+        assert any("compile_optimizer=True is for one process" in note for note in rank.report["notes"])
 
 
 @pytest.mark.parametrize("case", ["cannot compile", "cannot warm up"])

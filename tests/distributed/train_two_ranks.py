@@ -46,6 +46,8 @@ def _broken(graph: Any, inputs: Any, **_: Any) -> Any:
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "step": ({"scope": "step"}, {}),
     "regions": ({"scope": "regions"}, {}),
+    "large": ({"scope": "step"}, {}),
+    "optimizer": ({"scope": "step", "compile_optimizer": True}, {}),
     "hot later": ({"scope": "step"}, {}),
     "cannot compile": ({"scope": "step"}, {"backend": _broken}),
     "cannot warm up": ({"scope": "regions"}, {"backend": _broken}),
@@ -113,6 +115,16 @@ class WithSpare(Net):
     def __init__(self) -> None:
         super().__init__()
         self.spare = nn.Linear(4, 4)
+
+
+WIDTH = {"large": 256}
+"""Of a model with more than a mebibyte of parameters: DDP cuts its graph into pieces."""
+
+
+def model_of(case: str) -> Net:
+    """A new model of this case, always with the same weights."""
+    model: Net = seeded(WithSpare) if case.startswith("unused") else seeded(Net, WIDTH.get(case, 16))
+    return model
 
 
 def batches(rank: int, rows: Callable[[int], int] = lambda i: ROWS) -> list[Any]:
@@ -205,7 +217,7 @@ def train(case: str, rank: int, folder: Path) -> None:
 
 def fit(case: str, rank: int, callbacks: list[Any]) -> tuple[Any, Net]:
     """Train a new model of this case."""
-    model = seeded(WithSpare if case.startswith("unused") else Net)
+    model = model_of(case)
     short = rank == 1 and case == "hot later"
     loader = DataLoader(batches(rank, _short_at_first if short else lambda i: ROWS), batch_size=None)
     timeout = timedelta(seconds=TIMEOUT_S)

@@ -70,12 +70,32 @@ class TestPairs:
             pairs.add(compiled(disturbed=disturbed and which == "compiled"), 5.0 if disturbed else 1.0)
         assert (pairs.eager, pairs.compiled) == ([2.0, 2.0], [1.0, 1.0])
 
-    def test_a_unit_is_the_sum_of_its_micro_steps(self) -> None:
+    def test_a_unit_counts_with_what_a_batch_took_in_it(self) -> None:
         pairs = PairedUnits()
         for make, seconds in ((eager, 2.0), (compiled, 1.0)):
             for i in range(4):
-                pairs.add(make(ends_unit=i == 3), seconds)
-        assert (pairs.eager, pairs.compiled) == ([8.0], [4.0])
+                pairs.add(make(ends_unit=i == 3), seconds + i)
+        assert (pairs.eager, pairs.compiled) == ([3.5], [2.5])
+
+    def test_units_of_another_number_of_micro_steps_are_not_partners(self) -> None:
+        """The last unit of an epoch has fewer, and the optimizer's step weighs more in it."""
+        pairs = PairedUnits()
+        units = ((eager, 4, 2.0), (compiled, 2, 1.5), (compiled, 4, 1.0), (eager, 2, 3.0))
+        for make, batches, seconds in units:
+            for i in range(batches):
+                pairs.add(make(ends_unit=i == batches - 1), seconds)
+        assert (pairs.eager, pairs.compiled) == ([2.0, 3.0], [1.0, 1.5])
+
+    @pytest.mark.parametrize("disturbed", [False, True])
+    def test_a_unit_that_a_step_of_another_kind_ends(self, disturbed: bool) -> None:
+        pairs = PairedUnits()
+        for number in range(6):
+            make, seconds = (compiled, 1.0) if number % 2 else (eager, 2.0)
+            for i in range(3):
+                odd = disturbed and number == i == 1
+                pairs.add(make(ends_unit=False, unit=number, disturbed=odd), seconds)
+        assert pairs.n == 2 - disturbed  # whether the last one is whole is not known yet
+        assert set(zip(pairs.eager, pairs.compiled, strict=True)) == {(2.0, 1.0)}
 
     def test_one_disturbed_micro_step_disturbs_its_unit_only(self) -> None:
         pairs = PairedUnits()
@@ -84,7 +104,7 @@ class TestPairs:
             pairs.add(eager(), 2.0)
             pairs.add(compiled(ends_unit=False), 1.0)
             pairs.add(compiled(), 1.0)
-        assert (pairs.eager, pairs.compiled) == ([4.0], [2.0])
+        assert (pairs.eager, pairs.compiled) == ([2.0], [1.0])
 
     def test_two_eager_units_in_a_row_the_later_one_is_the_partner(self) -> None:
         pairs = PairedUnits()
@@ -164,7 +184,8 @@ class TestTimes:
     def test_nothing_booked_is_nothing_known(self) -> None:
         ledger = Ledger()
         unknown = ("eager_ms", "compiled_ms", "eager_step_s", "recent_step_ms", "saved_s", "break_even_step")
-        assert [getattr(ledger, name) for name in (*unknown, "wait_share", "own_us")] == [None] * 8
+        shares = ("wait_share", "own_us", "total_speedup")
+        assert [getattr(ledger, name) for name in (*unknown, *shares)] == [None] * 9
         assert (ledger.stall_s, ledger.costs_s, ledger.phases()) == (0.0, 0.0, ())
 
     def test_medians_in_milliseconds(self) -> None:
@@ -218,6 +239,15 @@ class TestTimes:
         ledger = Ledger()
         book(ledger, 0.03, eager(), wait=0.01)
         assert ledger.wait_share == pytest.approx(0.25)
+
+    def test_what_the_callback_does_between_steps_is_no_waiting(self) -> None:
+        ledger = Ledger()
+        ledger.install_s = 5.0  # before the first step: between no two
+        book(ledger, 0.03, eager())
+        ledger.install_s += 2.0
+        ledger.own_s += 0.005
+        book(ledger, 0.03, eager(), wait=2.045)
+        assert ledger.wait_share == pytest.approx(0.04 / 2.105)
 
     def test_between_two_steps_on_average_without_a_pause_that_came_once(self) -> None:
         ledger = Ledger()
@@ -325,6 +355,27 @@ class TestSavings:
         assert gross is not None
         ledger.install_s, ledger.own_s = 3.0, 0.5
         assert ledger.saved_s == pytest.approx(gross - 3.5)
+
+    def test_in_all_with_what_goes_by_between_the_steps(self) -> None:
+        ledger = Ledger()
+        for _ in range(10):
+            book(ledger, 0.2, eager(), wait=0.1)
+        for _ in range(100):
+            book(ledger, 0.1, compiled(), wait=0.1)
+        assert ledger.total_speedup == pytest.approx((110 * 0.3) / (10 * 0.3 + 100 * 0.2))
+
+    def test_in_all_no_faster_where_the_costs_are_as_much(self) -> None:
+        ledger = Ledger()
+        settle(ledger, 10, 0.2, 0.1)
+        ledger.own_s = 1.0
+        assert ledger.saved_s == pytest.approx(0.0)
+        assert ledger.total_speedup == pytest.approx(1.0)
+
+    def test_in_all_with_what_was_installed_before_the_first_step(self) -> None:
+        ledger = Ledger()
+        ledger.install_s = 6.0
+        settle(ledger, 10, 0.2, 0.1)
+        assert ledger.total_speedup == pytest.approx((9.0 + 1.0 - 6.0) / 9.0)
 
     def test_negative_savings_are_shown_as_such(self) -> None:
         ledger = Ledger()

@@ -31,7 +31,6 @@ BLOCKS = RegionProof(
     kind="group",
     members=tuple(f"net.blocks.{i}" for i in range(24)),
     graphs=1,
-    compiles=2,
     runs=75_360,
     compile_s=9.8,
     proven=True,
@@ -41,7 +40,6 @@ HEAD = RegionProof(
     kind="module",
     members=("net.head",),
     graphs=0,
-    compiles=0,
     runs=0,
     compile_s=0.0,
     proven=False,
@@ -62,6 +60,7 @@ STEADY = Report(
     stall_s=13.04,
     break_even_step=870,
     saved_s=34.1,
+    total_speedup=1.893,
     recompiles=1,
     graph_breaks=2,
     regions=(BLOCKS,),
@@ -99,12 +98,14 @@ REVERTED = dataclasses.replace(
     reason="0.93x is below min_speedup=1.02",
     speedup=Ratio(value=0.93, low=0.91, high=0.95, n=40, confidence=0.95),
     saved_s=-13.4,
+    total_speedup=0.746,
     break_even_step=None,
 )
 NO_DIFFERENCE = dataclasses.replace(
     STEADY,
     speedup=Ratio(value=1.01, low=0.98, high=1.03, n=40, confidence=0.95),
     saved_s=-12.9,
+    total_speedup=0.753,
     break_even_step=None,
 )
 UNPROVEN = dataclasses.replace(STEADY, regions=(BLOCKS, HEAD))
@@ -113,6 +114,7 @@ NOT_FINITE = dataclasses.replace(
     speedup=Ratio(value=math.nan, low=math.nan, high=math.inf, n=0, confidence=0.95),
     eager_ms=Summary(n=1, median=math.nan, q1=math.nan, q3=math.nan),
     saved_s=math.nan,
+    total_speedup=math.nan,
     break_even_step=None,
     overhead_us=math.inf,
     wait_share=math.nan,
@@ -201,6 +203,7 @@ class TestDictAndJson:
             "eager_ms",
             "compiled_ms",
             "saved_s",
+            "total_speedup",
             "break_even_step",
             "overhead_us",
             "wait_share",
@@ -291,6 +294,9 @@ class TestText:
         assert "eager step        11.2 ms (IQR 0.420 ms, 40 steps)" in text
         assert "speed-up          1.42x faster (95% interval 1.38 to 1.47), 40 pairs" in text
         assert "12.3 s; training stood still for 13.0 s" in text
+        assert "34.1 s saved (1.89x in all, costs included); break-even at step 870" in text
+        assert "13.4 s lost (0.75x in all, costs included); no break-even" in REVERTED.to_text()
+        assert "saving not measured; break-even not measured" in NOT_FINITE.to_text()
         assert "1 recompiles, 2 graph breaks" not in text
         assert "1 recompile, 2 graph breaks" in text
         assert "eager 812.5 MB, compiled 790.2 MB" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -116,7 +117,7 @@ def test_one_step_is_traced_and_training_goes_on_eagerly(scripted: type[Scripted
     assert made.calls[-1] == "cancel"
     planned = {r.name for r in report.regions}
     assert set(made.graphs) == planned, "each region was traced"
-    assert sum(r.compiles for r in report.regions) == len(planned), "and compiled once, for use"
+    assert sum(r.graphs for r in report.regions) == len(planned), "and compiled once, for use"
     assert any(note == f"prewarm: scripted, {len(made.graphs)} graphs" for note in report.notes)
     assert {"prewarming"} <= {p.name for p in report.phases}
 
@@ -341,6 +342,39 @@ class TestFewerThreads:
             fit(seeded(Fails), [hot(scope="step")])
         assert seen == [1]
         assert torch.get_num_threads() == 2
+
+    def test_validation_gets_it_back_too_once_the_child_is_done(self) -> None:
+        class Threads(Net):
+            def validation_step(self, batch: Any, batch_idx: int) -> None:
+                super().validation_step(batch, batch_idx)
+                seen.append(torch.get_num_threads())
+
+        seen: list[int] = []
+        callback = hot(scope="step", threshold=11)
+        fit(seeded(Threads), [callback], val=loader(8 * 40), max_epochs=1)
+        assert callback.report.phase == "prewarming"
+        assert seen[2] == 1, "after the sanity check"
+        assert seen[-1] == 2
+
+    def test_training_meanwhile_is_slower_and_compiles_nothing(self) -> None:
+        """Code is made for a number of threads: what is compiled now would not fit later."""
+
+        class Sees(pl.Callback):
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                slowed = len(callback._runs["train"].session.ledger._slowed)
+                seen[trainer.current_epoch].append((callback.phase, torch.get_num_threads(), slowed))
+
+        seen: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+        callback = hot(scope="step", stages=("train", "validate"), threshold=31)
+        data = {"train": loader(8 * 30), "val": loader(8 * 32)}
+        fit(seeded(Net), [callback, Sees()], **data, max_epochs=5)
+        lent = [each for each in seen[1] if each[1] == 1]
+        assert len(lent) >= 20, "the validation before has begun a child in its last step"
+        assert {phase for phase, *_ in lent} == {"observing"}, "though it was hot at the first of them"
+        assert lent[-1][2] >= len(lent) - 2, "each of them is slow; the last ones are not booked yet"
+        assert torch.get_num_threads() == 2
+        assert callback.report.phase == "steady", callback.report.reason
+        assert callback.reports["validate"].phase == "steady"
 
     def test_a_run_that_ends_first_gets_it_back(self) -> None:
         callback = hot(scope="step")

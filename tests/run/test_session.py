@@ -9,7 +9,10 @@ import pytest
 from lightning.pytorch.loggers.logger import Logger
 
 from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.watch import clock
+from lightning_hotcompile.watch.clock import StepTime
 from tests.hot import hot
 from tests.made_up_machine import Ticks
 from tests.models import Net, fit, loader, seeded
@@ -133,3 +136,39 @@ def test_a_session_that_has_given_up_stays_so_whatever_fails_meanwhile() -> None
     assert (callback.report.phase, callback.report.reason) == ("reverted", "nothing works")
     assert callback.report.steps == 40
     assert sum(phase.steps for phase in callback.report.phases) <= 21
+    *_, last = (e for e in callback.report.events if e["kind"] == "phase_changed")
+    assert (last["phase"], last["reason"]) == ("reverted", "nothing works")
+
+
+class SlowValidation(Ticks):
+    """Each batch of a validation is waited for 30 seconds, and takes one more."""
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        self.now += 30.0
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        self.now += 1.0
+
+
+@pytest.mark.parametrize("epochs", [3, 30], ids=["looked at", "slept through"])
+@pytest.mark.parametrize("stages", [("train",), ("train", "validate")])
+def test_other_stages_are_no_time_between_steps(stages: tuple[str, ...], epochs: int) -> None:
+    ticks, callback = SlowValidation(), hot(stages=stages, scope="step", compile_optimizer=False)
+    with ticks.in_sessions():
+        fit(seeded(Net), [ticks, callback], val=loader(16), max_epochs=epochs)
+    report = callback.reports["train"]
+    assert sum(phase.total_s for phase in report.phases) == pytest.approx(12 * epochs)
+    assert report.wait_share == pytest.approx(0.0)
+    assert not any("between the steps" in note for note in report.notes)
+    if "validate" in stages:  # two batches each, the second one waited for after the first
+        assert callback.reports["validate"].wait_share == pytest.approx(30 / 32)
+
+
+def test_they_count_where_time_is_what_limits_a_training() -> None:
+    ledger = Ledger()
+    for i in range(10):
+        away = 50.0 if i in (4, 8) else 0.0
+        record = StepRecord(phase="observing", compiled=False)
+        ledger.add(StepTime(tag=record, seconds=1.0, wait_seconds=0.1, away_seconds=away), record)
+    assert ledger.wait_s == pytest.approx((10 * 0.1 + 50.0) / 10)
+    assert ledger.wait_share == pytest.approx(1 / 11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -116,6 +117,27 @@ def test_a_stage_that_is_not_asked_for_is_not_watched() -> None:
     make_trainer([callback]).test(seeded(Evaluates), loader(), verbose=False)
     assert callback.reports == {}
     assert callback.report.steps == 0
+
+
+def test_compiling_is_counted_where_it_was_done() -> None:
+    """Dynamo tells of each compile in the process: the other stage's, and what the model compiles itself."""
+
+    def slow(graph: Any, inputs: Any) -> Any:
+        time.sleep(0.5)
+        return graph
+
+    class CompilesToo(Evaluates):
+        def on_validation_epoch_end(self) -> None:
+            torch.compile(lambda x: x + self.current_epoch, backend=slow)(torch.zeros(2))
+
+    callback = hot(stages=("train", "validate"), scope="step", compile_optimizer=False, parity="off")
+    fit(seeded(CompilesToo), [callback], val=loader(48), max_epochs=6)
+    for stage, report in callback.reports.items():
+        in_steps = sum(phase.total_s for phase in report.phases)
+        own = [e["seconds"] for e in report.events if e["kind"] == "compiled"]
+        assert 0 < report.compile_s < in_steps, stage
+        assert own, stage
+    torch._dynamo.reset()
 
 
 def test_fit_then_test_keep_both_reports() -> None:

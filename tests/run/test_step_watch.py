@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.run.step_watch import StepWatch, recorded_step
+from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import cpp_wrapper, dropout_masks
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
@@ -120,6 +122,35 @@ def test_the_same_of_a_unit_of_several_micro_steps() -> None:
     assert len(found) == 3
 
 
+def test_a_unit_goes_on_for_all_kinds_of_steps_in_it() -> None:
+    watch, _ = watching(threshold=2)
+    first, second = track(watch, "a"), track(watch, "b")
+    for each in (first, second):
+        each.state = State(phase=Phase.SETTLING, flips=1)
+        each.began_flip()
+    numbers = []
+    for _ in range(4):
+        for each, ends_unit in ((first, False), (first, False), (second, True)):
+            numbers.append(watch.unit_number)
+            each.ran(lane=Lane.COMPILE, compiled=True, ends_unit=ends_unit)
+            step(watch, each, ends_unit=ends_unit)
+    assert numbers == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [(each.settling_units, each.may_compile) for each in (first, second)] == [(4, 0)] * 2
+
+
+def test_steps_at_rest_are_a_part_of_their_unit() -> None:
+    """The short last batch was declined, but the others of its optimizer step may still become hot."""
+    watch, found = watching(threshold=3)
+    first, last = track(watch, "a"), track(watch, "b")
+    for _ in range(3):
+        step(watch, first, ends_unit=False)
+        watch.count(last, StepRecord(phase="declined", compiled=False), at_rest=True)
+    assert first.hot
+    assert len(found) == 1
+    watch.count(last, StepRecord(phase="declined", compiled=False), at_rest=True)  # a unit of its own
+    assert watch.unit_number == 4
+
+
 @pytest.mark.parametrize(
     ("sizes", "share"),
     [
@@ -137,6 +168,29 @@ def test_how_often_a_kind_of_step_comes(sizes: list[int], share: float) -> None:
     watch, _ = watching("test", dynamic=False)
     tracks = [watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate(sizes)]
     assert watch.share_of(tracks[-1]) == pytest.approx(share)
+
+
+def test_the_hot_kind_of_step_is_the_one_that_comes_now_or_came_most_often() -> None:
+    """Several ranks compile one kind: one that was hot once and never came back would let all wait."""
+    watch, _ = watching("test", dynamic=False)
+    sizes = [8] * 20 + [4] * 12 + [2] * 5
+    tracks = {size: watch.track_of(torch.zeros(size), i, 0) for i, size in enumerate(sizes)}
+    assert watch.hot_one(tracks[2]) is None
+    for size in (4, 8):
+        tracks[size].hot = True
+    assert watch.hot_one(tracks[4]) is tracks[4]
+    assert watch.hot_one(tracks[2]) is tracks[8]
+    assert not watch.has_gone(tracks[8])
+    for i in range(256):
+        watch.track_of(torch.zeros(2), i, 0)
+    assert watch.has_gone(tracks[8])
+    assert watch.hot_one(tracks[2]) is None
+
+
+def test_with_a_threshold_of_0_each_kind_is_hot() -> None:
+    watch, _ = watching("test", threshold=0)
+    now = watch.track_of(torch.zeros(8), 0, 0)
+    assert watch.hot_one(now) is now
 
 
 def test_one_that_has_not_come_again_yet_comes_seldom() -> None:

@@ -248,6 +248,18 @@ class TestListAndClear:
         assert [row.size for row in store.ls()] == [0]
         assert store.find(key()) is None
 
+    def test_what_a_run_asks_for_is_used(self, tmp_path: Path) -> None:
+        """A verdict against compiling is read by each run, and written by one."""
+        store = store_in(tmp_path)
+        store.remember(profile())
+        store.add_compile_sample(sample())
+        for path in (store.path_of(key()), *(tmp_path / "samples").glob("*.json")):
+            os.utime(path, (NOW - 100, NOW - 100))
+        assert store.find(key()) is not None
+        assert len(store.compile_samples()) == 1
+        assert store.clear(older_than=50) == 0
+        assert store.find(key()) == profile()
+
     def test_clear_of_what_is_old(self, tmp_path: Path) -> None:
         store = self.fill(tmp_path)
         os.utime(store.path_of(key()), (NOW, NOW))

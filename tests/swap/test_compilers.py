@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from lightning_hotcompile.swap.inductor.compilers import resolve_backend
+from lightning_hotcompile.swap.inductor import compilers
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend, without_cuda_graphs
 
 
 @pytest.fixture
@@ -46,3 +48,43 @@ def test_older_caches_are_told_the_type_of_autocast(
         with torch.autocast("cpu", dtype):
             torch.compile(torch.sin, backend=resolve_backend("inductor", None, None))(torch.ones(3))
     assert len(set(tags)) == (2 if apart else 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (("reduce-overhead", None), (None, None)),
+        (("max-autotune", None), ("max-autotune-no-cudagraphs", None)),
+        (("default", None), ("default", None)),
+        ((None, {"triton.cudagraphs": True, "a": 1}), (None, {"triton.cudagraphs": False, "a": 1})),
+        ((None, {"max_autotune": True}), (None, {"max_autotune": True})),
+    ],
+)  # fmt: skip
+def test_an_optimizer_is_compiled_without_cuda_graphs(
+    given: Any, left: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a backward has recorded, gradients, is gone when the next graph is recorded."""
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        compilers, "_inductor", lambda mode, ours, options, **_: asked.append((mode, options))
+    )
+    assert without_cuda_graphs(*given) == left
+    for at_once in (False, True):
+        resolve_backend("inductor", *given, checks_at_once=at_once)
+    assert asked == [(mode, options or {}) for mode, options in (given, left)]
+
+
+def test_a_number_that_is_an_input_has_a_key_of_its_own(tags: list[str]) -> None:
+    """Where the environment says that caches are on, they are."""
+
+    def clamped(x: Tensor, n: Tensor) -> Tensor:
+        return x.clamp(max=n.item())
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(capture_scalar_outputs=True):
+            torch.compile(clamped, backend=resolve_backend("inductor", None, None))(
+                torch.ones(3), torch.ones(())
+            )
+    assert len(tags) > 1
+    assert len(set(tags)) == len(tags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -349,6 +350,13 @@ class TestCompare:
         assert torch.equal(torch.get_rng_state(), state)
         assert given[1].grad is None
 
+    def test_an_accelerator_that_begins_later_has_the_seed_that_was_set(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``torch.manual_seed`` leaves one for it, and only the last one counts."""
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail(f"left {seed}"))
+        assert compare(linear, linear, inputs()).agrees
+
     def test_half_precision_has_its_own_tolerance(self) -> None:
         x, w = (t.detach().bfloat16() for t in inputs())
         parity = compare(
@@ -532,6 +540,15 @@ class TestMemory:
         parity = compare(short, lambda x, w: (F.gelu(x @ w) + 2e-3,), inputs())
         assert not parity.failed
         assert "memory" in (parity.reason or "")
+
+    @pytest.mark.parametrize("wrong", [1.0, math.nan])
+    def test_nor_right_what_no_rounding_explains(self, wrong: float) -> None:
+        def short(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            if x.dtype is torch.float64:
+                raise torch.OutOfMemoryError("as on a GPU")
+            return linear(x, w)
+
+        assert compare(short, lambda x, w: (F.gelu(x @ w) * 1.5 + wrong,), inputs()).failed
 
     def test_large_tensors_are_compared_piece_by_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (difference, proportion):

@@ -106,7 +106,6 @@ def report(**changed: Any) -> Report:
                 kind="step",
                 members=("training_step",),
                 graphs=1,
-                compiles=1,
                 runs=300,
                 compile_s=2.9,
                 proven=True,
@@ -130,7 +129,7 @@ def report(**changed: Any) -> Report:
 def hostile_report() -> Report:
     """A report in which every text is an attack on the page."""
     region = RegionProof(
-        name=HOSTILE, kind=HOSTILE, members=(HOSTILE, "b"), graphs=1, compiles=1, runs=0, compile_s=1.0,
+        name=HOSTILE, kind=HOSTILE, members=(HOSTILE, "b"), graphs=1, runs=0, compile_s=1.0,
         proven=False, note=HOSTILE,
     )  # fmt: skip
     told = [

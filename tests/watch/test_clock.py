@@ -90,6 +90,30 @@ def test_abandoned_step_leaves_no_time_and_no_wait(now):
     assert [(s.tag, s.wait_seconds) for s in clock.drain()] == [("a", 0.0), ("b", 0.0)]
 
 
+def test_what_goes_on_in_between_is_no_wait(now):
+    clock = StepClock(now=now)
+    host_step(clock, now, "a", 1.0)
+    now.seconds += 0.5
+    clock.leave()
+    now.seconds += 20
+    host_step(clock, now, "b", 1.0)
+    host_step(clock, now, "c", 1.0, wait=0.25)
+    assert [(s.tag, s.wait_seconds, s.away_seconds) for s in clock.drain()] == [
+        ("a", 0.0, 0.0),
+        ("b", 0.0, 20.0),
+        ("c", 0.25, 0.0),
+    ]
+
+
+def test_nor_on_a_device(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    clock.leave()
+    now.seconds += 20
+    device_step(clock, device, "a", 1.0)
+    device.passed = device.made
+    assert [(s.wait_seconds, s.away_seconds) for s in clock.drain()] == [(0.0, 20.0)]
+
+
 def test_start_forgets_a_step_that_was_never_stopped(now):
     clock = StepClock(now=now)
     clock.start("lost")
@@ -126,13 +150,28 @@ def test_an_end_on_another_stream_does_not_count_before_the_begin(now, device):
     assert clock.drain() == []
 
 
-def test_wait_on_a_device_is_host_time(now, device):
+def test_wait_on_a_device_is_time_in_which_it_did_nothing(now, device):
+    """The host is ahead of it, and waits for it in a callback: that is no time between two steps."""
     clock = StepClock("cuda", now=now, make_event=device.event)
     device_step(clock, device, "a", 1.0)
     now.seconds += 0.25
     device_step(clock, device, "b", 1.0)
+    device.milliseconds += 30.0
+    device_step(clock, device, "c", 1.0)
+    clock.abandon()
+    device.milliseconds += 30.0
+    device_step(clock, device, "d", 1.0)
     device.passed = device.made
-    assert [step.wait_seconds for step in clock.drain()] == [0.0, 0.25]
+    assert [step.wait_seconds for step in clock.drain()] == [0.0, 0.0, 0.03, 0.0]
+
+
+def test_streams_may_end_in_another_order(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    device_step(clock, device, "a", 5.0)
+    device.milliseconds -= 2.0
+    device_step(clock, device, "b", 1.0)
+    device.passed = device.made
+    assert [step.wait_seconds for step in clock.drain()] == [0.0, 0.0]
 
 
 def test_pending_steps_are_bounded(now, device):

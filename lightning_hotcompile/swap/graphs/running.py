@@ -23,6 +23,7 @@ from lightning_hotcompile.swap.graphs.saved_inputs import (
     with_copies,
 )
 from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use, strides_kept
+from lightning_hotcompile.swap.graphs.traced_once import once_real
 from lightning_hotcompile.swap.graphs.uncounted import holds_noise, not_counting, written_behind_autograd
 from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
@@ -69,8 +70,7 @@ class GraphAtWork:
         neutral: Callable[[Sequence[Any]], tuple[CompiledFn, CompiledFn]],
     ) -> None:
         self._graph = graph
-        # forward and not a call: a call prints a traceback if the 64-bit run is not possible
-        self._eager: CompiledFn = eager_forward(captured)
+        self._eager: CompiledFn = eager_forward(captured)  # a call would print a traceback of any error
         self._compiled = compiled
         self._watch = watch
         self._neutral = neutral
@@ -78,7 +78,7 @@ class GraphAtWork:
         self._writes = written_behind_autograd(captured)
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
-        self._instead: CompiledFn | None = self._first
+        self._instead: CompiledFn | None = once_real(self._first, compiled, graph, watch)
         self._rest: CompiledFn | None = None
         """In place of the compiled code when its runs are no longer watched."""
         self._copied, self._fixed = frozenset[int](), frozenset[int]()

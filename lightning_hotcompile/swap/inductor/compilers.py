@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,12 +49,16 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
     """None for a graph that takes a Python number as an input.
 
     Where an operation needs a plain number (``clamp``, ``masked_fill``) the compiler traces once more, with
-    the number as a constant. From a cache comes code with that constant, and no guard on it.
+    the number as a constant. From a cache comes code with that constant, and no guard on it. An environment
+    that says ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=0`` has the last word, so its key is its own as well.
     """
     if not graph_module.graph.find_nodes(op="call_method", target="item"):
         return contextlib.nullcontext()
     config: Any = torch.compiler.config
-    without: contextlib.AbstractContextManager[Any] = config.patch(force_disable_caches=True)
+    own = f"{getattr(config, 'cache_key_tag', '')}{uuid.uuid4().hex}"
+    without: contextlib.AbstractContextManager[Any] = config.patch(
+        force_disable_caches=True, **({"cache_key_tag": own} if hasattr(config, "cache_key_tag") else {})
+    )
     return without
 
 
@@ -108,7 +113,8 @@ def resolve_backend(
 
     With ``checks_at_once``, for graphs that autograd does not run backwards (an optimizer's step), loops are
     shared as by default, and the code does not check the layout of each tensor: one call looks at all of
-    them, see :mod:`~lightning_hotcompile.swap.optimizers.layout_checks`.
+    them, see :mod:`~lightning_hotcompile.swap.optimizers.layout_checks`. They have no CUDA graphs: gradients
+    that a replayed backward has made are gone when the next graph is recorded.
 
     ``options`` may say otherwise; other backends are left as they are.
 
@@ -118,6 +124,8 @@ def resolve_backend(
     """
     if backend == "inductor":
         as_eager = {"fallback_random": True} if random == "eager" else {}
+        if checks_at_once:
+            mode, options = without_cuda_graphs(mode, options)
         return _inductor(mode, as_eager, options or {}, checks_at_once=checks_at_once)
     if backend == "eager":  # torch's own runs checkpoints in a way that is made for tracing
         return lambda graph_module, example_inputs: eager_forward(graph_module)
@@ -129,6 +137,15 @@ def resolve_backend(
         return compiled
 
     return compile_graph
+
+
+def without_cuda_graphs(
+    mode: str | None, options: Mapping[str, Any] | None
+) -> tuple[str | None, Mapping[str, Any] | None]:
+    """The mode and the options that are the same but for CUDA graphs."""
+    mode = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}.get(mode or "", mode)
+    has_any = bool(options and options.get("triton.cudagraphs"))
+    return mode, {**options, "triton.cudagraphs": False} if options and has_any else options
 
 
 def saved_draws(backend: str | CompiledFn, random: str, options: Mapping[str, Any] | None) -> frozenset[str]:

@@ -136,7 +136,7 @@ def _forget_paths(codecache: Any) -> None:
     """Paths that torch has remembered in this process would outlive the change."""
     for remembered in (
         getattr(codecache, "_precompile_header", None),
-        getattr(codecache.CacheBase, "get_local_cache_path", None),
+        getattr(getattr(codecache, "CacheBase", None), "get_local_cache_path", None),
     ):
         clear: Callable[[], None] | None = getattr(remembered, "cache_clear", None)
         if clear is not None:

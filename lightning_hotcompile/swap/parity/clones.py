@@ -128,6 +128,14 @@ def _state_of(device: torch.device) -> Tensor:
     return state
 
 
+def seed_all(seed: int) -> None:
+    """Seed the generators in use; ``torch.manual_seed`` would leave its seed to an accelerator of later."""
+    torch.default_generator.manual_seed(seed)
+    for kind in {device.type for device in _accelerators_in_use()}:
+        module: Any = torch.get_device_module(kind)
+        getattr(module, "manual_seed_all", module.manual_seed)(seed)
+
+
 def _accelerators_in_use() -> list[torch.device]:
     """All of them: a seed that is set goes to each, whichever the graph uses."""
     found = [torch.device("mps")] if torch.backends.mps.is_available() else []

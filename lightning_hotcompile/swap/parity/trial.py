@@ -15,7 +15,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors, without_autocast
-from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, leaf_of, with_gradient_of
+from lightning_hotcompile.swap.parity.clones import (
+    Kept,
+    RandomState,
+    clone_inputs,
+    leaf_of,
+    seed_all,
+    with_gradient_of,
+)
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
 from lightning_hotcompile.swap.parity.proportion import movements
 from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
@@ -74,7 +81,7 @@ class Trial:
                     held=len(held),
                     inputs=run.inputs[:count] + [t.clone() for t in run.inputs[count:]],
                 )
-        torch.manual_seed(seed)
+        seed_all(seed)
         clones = _widened(self._inputs) if widened else clone_inputs(self._inputs)
         held = [] if widened else list(self._held)
         # Before the run: it may write what wants a gradient into an input that wants none.
@@ -93,7 +100,7 @@ class Trial:
         # Not what was saved for a backward that no output leads to.
         saved = {_memory_of(each.tensor) for each in kept}
         after, reach = RandomState(), uneven_reach(outputs, to_inputs)
-        torch.manual_seed(_COTANGENT_SEED)  # the same cotangents in each run
+        seed_all(_COTANGENT_SEED)  # the same cotangents in each run
         with self._around_backward():
             gradients = _gradients(outputs, leaves, torch.zeros_like if unused else _cotangent)
         changed = [_has_changed(t, v) for t, v in zip((*clones, *held), versions, strict=True)]

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -35,6 +36,8 @@ class FewerThreads:
         threads: how many meanwhile; ``None`` = as many as there are, and nothing is changed.
     """
 
+    _lent: ClassVar[list[FewerThreads]] = []
+
     def __init__(self, threads: int | None) -> None:
         self.threads = threads
         self._before: int | None = None
@@ -44,14 +47,22 @@ class FewerThreads:
         """Whether there are fewer now."""
         return self._before is not None
 
+    @classmethod
+    def are_lent(cls) -> bool:
+        """Whether there are fewer now in this process, for whichever child."""
+        return bool(cls._lent)
+
     def begin(self) -> None:
         """From now on; a second call does nothing."""
         if self.threads is not None and not self.active:
+            self._lent.append(self)
             self._before = torch.get_num_threads()
             set_threads()(self.threads)
 
     def end(self) -> None:
         """As many as before, unless somebody has chosen another number since; a second call does nothing."""
         before, self._before = self._before, None
+        if self in self._lent:
+            self._lent.remove(self)
         if before is not None and torch.get_num_threads() == self.threads:
             set_threads()(before)

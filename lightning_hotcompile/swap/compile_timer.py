@@ -1,0 +1,50 @@
+"""How long Dynamo compiles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.callback import callback_handler
+
+
+class CompileTimer:
+    """Adds up the wall time in which Dynamo compiles, tracing and backend together, in seconds.
+
+    Args:
+        now: a clock in seconds.
+        counts: whether a compile that begins now is to be counted: Dynamo tells of all in the process.
+    """
+
+    def __init__(
+        self, now: Callable[[], float] = time.perf_counter, counts: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._now = now
+        self._counts = counts
+        self._since: float | None = None
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        """Begin to listen."""
+        callback_handler.register_start_callback(self._on_start)
+        callback_handler.register_end_callback(self._on_end)
+
+    def stop(self) -> None:
+        """Stop listening; a second call does nothing."""
+        for callbacks, own in (
+            (callback_handler.start_callbacks, self._on_start),
+            (callback_handler.end_callbacks, self._on_end),
+        ):
+            while own in callbacks:
+                callbacks.remove(own)
+        self._since = None
+
+    def _on_start(self, *_: Any) -> None:
+        if self._counts():
+            self._since = self._now()
+
+    def _on_end(self, *_: Any) -> None:
+        if self._since is not None:
+            self.seconds += self._now() - self._since
+            self._since = None
