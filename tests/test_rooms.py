@@ -140,6 +140,8 @@ PRIVATE_TORCH = {
     "swap.tracing.own_gradients": {"torch._dynamo"},
     # For which backend it traces.
     "swap.tracing.overrides": {"torch._dynamo"},
+    # How it captures operations on functions.
+    "swap.tracing.higher_order": {"torch._dynamo"},
     # How it enters inference mode.
     "swap.tracing.inference": {"torch._dynamo"},
     # The stance that the user has set.

@@ -42,6 +42,53 @@ def differentiates_twice(module: nn.Module) -> str | None:
     return None
 
 
+_METRICS = frozenset(["callback_metrics", "logged_metrics", "progress_bar_metrics"])
+
+
+def reads_metrics(module: nn.Module, step: str) -> bool:
+    """Whether a step reads metrics of the Trainer, by itself or in what it calls by name.
+
+    That is methods and properties of the module, and functions of the user's, at most three calls deep. What
+    other modules do with the Trainer is not seen.
+
+    Args:
+        module: has the step.
+        step: the name of its method.
+    """
+    seen = set[types.FunctionType]()
+    level = [_function_of(getattr(module, step))]
+    for _ in range(_DEPTH + 1):
+        functions = {each for each in level if each is not None} - seen
+        seen |= functions
+        called = [(each, set(_names_in(each))) for each in functions]
+        if any(not _METRICS.isdisjoint(names) for _, names in called):
+            return True
+        level = [_function_of(value) for each, names in called for value in _values_of(names, module, each)]
+    return False
+
+
+def _names_in(function: types.FunctionType) -> Iterator[str]:
+    return (name for code in _codes(function.__code__) for name in code.co_names)
+
+
+def _values_of(names: set[str], module: nn.Module, function: types.FunctionType) -> Iterator[object]:
+    """What a function may mean by these names: of the module, of a class of its, or of its own file."""
+    places = (vars(module), *map(vars, type(module).__mro__), function.__globals__)
+    return (place[name] for place in places for name in names & place.keys())
+
+
+def _function_of(value: object) -> types.FunctionType | None:
+    """The user's function behind a method or property, whatever decorates it."""
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, (classmethod, staticmethod, types.MethodType)):
+        value = value.__func__
+    function = _unwrapped(value) if callable(value) else None
+    if not isinstance(function, types.FunctionType) or _package_of(function) in _FRAMEWORKS:
+        return None
+    return function
+
+
 def _own_methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
     for base in kind.__mro__:
         if _package_of(base) in (*_FRAMEWORKS, "builtins"):
@@ -72,10 +119,9 @@ def _names(function: types.FunctionType, keyword: str) -> bool:
 
 def _calls_one_with(function: types.FunctionType, keyword: str, depth: int, seen: set[int]) -> bool:
     seen.add(id(function))
-    names = (name for code in _codes(function.__code__) for name in code.co_names)
     return depth > 0 and any(
         _names(other, keyword) or _calls_one_with(other, keyword, depth - 1, seen)
-        for other in map(function.__globals__.get, names)
+        for other in map(function.__globals__.get, _names_in(function))
         if isinstance(other, types.FunctionType)
         and id(other) not in seen
         and _package_of(other) not in _FRAMEWORKS

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import PlanError
 from lightning_hotcompile.plan.islands import Island, find_islands
-from lightning_hotcompile.plan.obstacles import holds_bounded_deque
+from lightning_hotcompile.plan.obstacles import holds_bounded_deque, reads_metrics
 from lightning_hotcompile.plan.optimizers import optimizer_regions
 from lightning_hotcompile.plan.regions import LeftEager, find_regions, has_foreign_hooks
 from lightning_hotcompile.plan.scopes import BUILDERS, Region, plan_step
@@ -218,7 +218,7 @@ def _why_not_whole(module: nn.Module, islands: Sequence[Island], step: str) -> s
     obstacle = _why_not_step(module, step)
     if obstacle is not None:
         return obstacle
-    if _reads_back_its_logs(getattr(module, step)):
+    if reads_metrics(module, step):
         return f"{step} reads metrics of the Trainer, and logs of a compiled step come after it"
     outer = [i for i in islands if not i.is_metric]
     if outer:
@@ -233,14 +233,6 @@ def _fragment_note(scope: str, islands: Sequence[Island], step: str) -> tuple[st
     if scope != "step" or not inside:
         return ()
     return (f"{inside} modules stay eager inside of {step}: one graph per fragment between them",)
-
-
-_LOGGED = frozenset(["callback_metrics", "logged_metrics", "progress_bar_metrics"])
-
-
-def _reads_back_its_logs(step: Any) -> bool:
-    code = getattr(inspect.unwrap(step), "__code__", None)
-    return code is not None and not _LOGGED.isdisjoint(code.co_names)
 
 
 def _why_not_step(module: nn.Module, method: str) -> str | None:

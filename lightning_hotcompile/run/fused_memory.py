@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_hotcompile.receipt.report import FusedOptimizer
@@ -117,4 +118,5 @@ def _settings(group: Mapping[str, Any], own: Collection[str]) -> list[tuple[str,
 
 
 def _shape(parameter: Any) -> tuple[Any, ...]:
-    return tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad
+    shape = None if is_lazy(parameter) else tuple(parameter.shape)
+    return shape, str(parameter.dtype), parameter.requires_grad

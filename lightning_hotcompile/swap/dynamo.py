@@ -32,17 +32,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
-from lightning_hotcompile.swap.tracing.added_guards import guarded_too
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_told
-from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
-from lightning_hotcompile.swap.tracing.collectives import called_by_python
 from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
-from lightning_hotcompile.swap.tracing.inference import entered_by_python
-from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
-from lightning_hotcompile.swap.tracing.overrides import Overrides, is_traced_for_others
-from lightning_hotcompile.swap.tracing.own_gradients import refused
-from lightning_hotcompile.swap.tracing.python_state import left_to_python
+from lightning_hotcompile.swap.tracing.otherwise import all_overrides
+from lightning_hotcompile.swap.tracing.overrides import is_traced_for_others
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +54,6 @@ _GUARDS: dict[str, Any] = {
 _break_the_graph: Callable[..., Any] = getattr(
     torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
 )
-
-_LEFT = (numpy_by_numpy, left_to_python, called_by_python, errors_stay_caught, entered_by_python, refused)
-"""What Dynamo does not stand in for, at the price of a graph break, or of the whole frame."""
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,
@@ -146,7 +137,7 @@ def compiling_allowed(
             _KeepsCaches(),
             _LooksAtHooksOnce(),
             comparisons_are_calls(),
-            Overrides([each for left in (*_LEFT, guarded_too) for each in left(_break_the_graph)]),
+            all_overrides(_break_the_graph),
         ):
             yield
     finally:

@@ -101,16 +101,18 @@ class SwappedRegion:
     ) -> Any:
         """Call the compiled one, and eager if it cannot be compiled.
 
-        Dynamo's errors come before any code of the frame ran, so nothing runs twice.
+        Dynamo's errors come before any code of the frame ran. A frame that comes after a graph break, or is
+        called by that code, is not the first one: then the error is raised, since nothing may run twice.
         """
         self.calls += 1
+        runs, limit = self._watch.total_runs, None
         try:
             if self._gate.lane is Lane.COMPILE:
                 if self._settings["fullgraph"] and skips_all_frames():
                     return eager(*args, **kwargs)
-                return self._compile_or_reuse(compiled, args, kwargs)
+                limit = TracingLimit(self._gate.limit_s)
+                return self._compile_or_reuse(compiled, args, kwargs, limit)
             # a few statements and no more: they are a part of each step, and of the time that it takes
-            runs = self._watch.total_runs
             result = compiled.reuse(*args, **kwargs)
             if self._watch.total_runs == runs:
                 self.fit.missed()
@@ -122,15 +124,17 @@ class SwappedRegion:
                 raise
             self._gate.failed(error)
             self.error = self._witness.error_of(self.region.name) or first_line(error)
+            if (limit is not None and limit.frames > 1) or self._watch.total_runs > runs:
+                raise
         return eager(*args, **kwargs)
 
     def _compile_or_reuse(
-        self, compiled: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, compiled: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], limit: TracingLimit
     ) -> Any:
         witness = self._witness
         before, graphs = witness.total_runs, len(witness.graphs)
         newest = witness.numbers.newest()
-        with self._gate.dynamic_dims.marked(args, kwargs), TracingLimit(self._gate.limit_s) as limit:
+        with self._gate.dynamic_dims.marked(args, kwargs), limit:
             result = compiled.compile(*args, **kwargs)
         witness.numbers.look(self.region.name, self._gate.steps, newest)
         if witness.total_runs > before:

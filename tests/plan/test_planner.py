@@ -79,6 +79,94 @@ class Manual(Trained):
     automatic_optimization = False
 
 
+TRAINER: Any = None
+
+
+class ReadsMetrics(Trained):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.net(batch).mean() * TRAINER.callback_metrics["weight"]
+
+
+class ReadsInItsBase(ReadsMetrics):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + 1
+
+
+class Shares(Trained):
+    """The usual shape, one method for all stages; what nobody calls in a step may read metrics."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.shared_step(batch)
+
+    def shared_step(self, batch: Tensor) -> Tensor:
+        return self.net(batch).mean() * self.weight()
+
+    def weight(self) -> float:
+        return self.weight()
+
+    def on_train_epoch_end(self) -> None:
+        self.last = TRAINER.callback_metrics["loss"]
+
+
+class ReadsInAMethod(Shares):
+    def weight(self) -> float:
+        return TRAINER.logged_metrics["weight"]
+
+
+class ReadsInAStaticMethod(Shares):
+    @staticmethod
+    def weight() -> float:  # type: ignore[override]
+        return TRAINER.logged_metrics["weight"]
+
+
+class ReadsInAClassMethod(Shares):
+    @classmethod
+    def weight(cls) -> float:  # type: ignore[override]
+        return TRAINER.logged_metrics["weight"]
+
+
+class ReadsInAProperty(Shares):
+    def weight(self) -> float:
+        return self.seen
+
+    @property
+    def seen(self) -> float:
+        return TRAINER.progress_bar_metrics["weight"]
+
+
+def weight_of_trainer() -> float:
+    return TRAINER.callback_metrics["weight"]
+
+
+class ReadsInAFunction(Shares):
+    def weight(self) -> float:
+        return weight_of_trainer()
+
+
+class ReadsInAClosure(Shares):
+    def weight(self) -> float:
+        return max(0.0, *(TRAINER.callback_metrics[name] for name in ("a", "b")))
+
+
+class ReadsInOneOfItsOwn(Shares):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = weight_of_trainer  # type: ignore[method-assign]
+
+
+READ_METRICS = [
+    ReadsMetrics,
+    ReadsInItsBase,
+    ReadsInAMethod,
+    ReadsInAStaticMethod,
+    ReadsInAClassMethod,
+    ReadsInAProperty,
+    ReadsInAFunction,
+    ReadsInAClosure,
+    ReadsInOneOfItsOwn,
+]
+
+
 def members(plan: CompilePlan, *kinds: str) -> list[tuple[str, ...]]:
     return [r.members for r in (plan.of_kind(*kinds) if kinds else plan.regions)]
 
@@ -319,6 +407,17 @@ class TestAuto:
 
     def test_what_was_asked_for_is_the_reason(self) -> None:
         assert plan_compile(Net(), scope="regions").reason == "scope='regions' was asked for"
+
+    @pytest.mark.parametrize("model_class", READ_METRICS)
+    def test_a_step_that_reads_metrics_of_the_trainer_is_not_compiled_whole(
+        self, model_class: type[Trained]
+    ) -> None:
+        plan = plan_compile(model_class())
+        assert plan.scope == "regions"
+        assert "training_step reads metrics of the Trainer" in plan.reason
+
+    def test_what_the_step_does_not_call_may_read_them(self) -> None:
+        assert plan_compile(Shares()).scope == "step"
 
 
 class TestIslands:

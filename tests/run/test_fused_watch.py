@@ -581,6 +581,13 @@ class TestWhatAnEarlierRunHasFound:
         adam = digest_of(torch.optim.Adam([nn.Parameter(torch.ones(3))], weight_decay=0.1))
         assert len({usual, adam, *others}) == 6
 
+    def test_parameters_may_have_no_shape_yet(self) -> None:
+        def digest(*shape: int) -> str:
+            known = nn.Parameter(torch.ones(*shape))
+            return digest_of(torch.optim.AdamW([known, *nn.LazyLinear(3).parameters()]))
+
+        assert digest(3) == digest(3) != digest(4)
+
     @pytest.mark.parametrize("entry", [np.ones(2), torch.ones(2), "outer", None], ids=repr)
     def test_an_entry_of_the_users_in_a_group_is_none_of_its_settings(self, entry: Any) -> None:
         groups = [{"params": [nn.Parameter(torch.ones(3))]}]

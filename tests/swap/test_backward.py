@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hotcompile.swap.graphs.backward import BackwardAsEager
+from lightning_hotcompile.swap.graphs.running import RUNS_WATCHED
 from lightning_hotcompile.swap.parity.reach import uneven_reach
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded
@@ -167,6 +168,51 @@ class Towers(nn.Module):
 def test_each_output_may_have_a_backward_of_its_own(keep: bool) -> None:
     plain, model = seeded(ActorAndCritic, keep=keep), seeded(ActorAndCritic, keep=keep)
     callback = hot(scope="module", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    assert "its outputs have backwards of their own" in callback.report.to_text()
+
+
+class Probed(nn.Module):
+    """A layer, and a linear probe on what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.probe = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.layer(x))
+        return h, self.probe(h.detach())
+
+
+class LinearProbes(Net):
+    """Blocks that run one graph more often than runs are looked at, all before the first backward."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8, n_block=0)
+        self.blocks = nn.ModuleList(Probed() for _ in range(RUNS_WATCHED + 3))
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        x, probes = self.inp(x), []
+        for block in self.blocks:
+            x, probe = block(x)
+            probes.append(F.cross_entropy(probe, y))
+        self.manual_backward(F.cross_entropy(self.head(x), y))
+        self.manual_backward(torch.stack(probes).sum())
+        optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
+def test_so_may_each_output_of_many_equal_blocks() -> None:
+    plain, model = seeded(LinearProbes), seeded(LinearProbes)
+    callback = hot(scope="regions", compile_optimizer=False, on_error="eager")
     fit(plain)
     fit(model, [callback])
     assert_same(plain, model)

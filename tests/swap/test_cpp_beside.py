@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,14 @@ from lightning_hotcompile.swap.inductor.cpp_beside import (
 )
 from lightning_hotcompile.swap.inductor.probes import AsNeeded
 from lightning_hotcompile.swap.inductor.whole_files import WholeFiles
+from lightning_hotcompile.swap.process.time_limit import Alarm, time_limit
 from tests.hot import hot
 from tests.models import Net, fit, seeded
+
+NEVER = 5.0
+"""What takes for ever in these tests has an end of its own, should the limit not work."""
+
+needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal")
 
 
 @pytest.fixture(autouse=True)
@@ -221,8 +229,8 @@ class TestBuildsBeside:
         assert [name for name, _ in builds] == ["another", threading.current_thread().name]
 
     def test_an_error_is_raised_at_the_end(self) -> None:
-        with pytest.raises(RuntimeError, match=r"C\+\+ compile error"), builds_beside():
-            codecache.CppWrapperCodeCache.load_pybinding(-1)
+        with pytest.raises(RuntimeError, match=r"C\+\+ compile error"):
+            beside(lambda *_: codecache.CppWrapperCodeCache.load_pybinding(-1))(nn.Identity(), ())
 
     def test_an_error_inside_comes_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ended = threading.Event()
@@ -240,6 +248,46 @@ class TestBuildsBeside:
         with pytest.raises(ValueError, match="lowering"):
             beside(lowering)(nn.Identity(), ())
         assert ended.is_set(), "it would take the core of what is compiled instead"
+
+    @pytest.fixture
+    def never_built(self, own_alarm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+        """Code that takes for ever to be built; those builds that have ended all the same."""
+        goes_on, ended = threading.Event(), list[bool]()
+
+        def load(n: int) -> Any:
+            ended.append(goes_on.wait(NEVER))
+            return lambda x: x + n
+
+        monkeypatch.setattr(codecache.CppWrapperCodeCache, "load_pybinding", load)
+        yield ended
+        goes_on.set()
+        while any(thread.name == "hotcompile-build" for thread in threading.enumerate()):
+            time.sleep(0.01)
+
+    @needs_alarm
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_time_limit_holds_for_what_is_built(self, fails: bool, never_built: list[bool]) -> None:
+        def lowering(*_: Any) -> Any:
+            build = codecache.CppWrapperCodeCache.load_pybinding(1)
+            if fails:
+                raise ValueError("lowering")
+            return build
+
+        with pytest.raises(TimeoutError), time_limit(0.05, "compile_timeout"):
+            beside(lowering)(nn.Identity(), ())
+        assert never_built == []
+
+    @needs_alarm
+    def test_after_the_limit_of_a_call_nobody_waits(self, never_built: list[bool]) -> None:
+        """It throws an error that code which catches errors takes for its own."""
+        alarm = Alarm(0.05, TimeoutError)
+        alarm.start()
+        try:
+            with pytest.raises(TimeoutError):
+                beside(lambda *_: codecache.CppWrapperCodeCache.load_pybinding(1))(nn.Identity(), ())
+        finally:
+            alarm.stop()
+        assert never_built == []
 
     @pytest.mark.parametrize(("cores", "thread"), [({0}, "MainThread"), ({0, 1}, "hotcompile-build")])
     def test_only_with_a_second_core(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep, DynamicDims
 from lightning_hotcompile.watch.family import Families
 from lightning_hotcompile.watch.structure import describe
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
 
 MARK = "_dynamo_weak_dynamic_indices"
 
@@ -112,6 +114,12 @@ class TestWaiting:
         assert not step.is_one_to_wait_after()
         assert step.patience == 2
 
+    def test_a_parameter_that_has_no_shape_yet_is_like_none(self) -> None:
+        step = BatchInStep(nn.ModuleList([nn.Linear(13, 2), nn.LazyLinear(11), nn.LazyBatchNorm1d()]))
+        step.begin(*family_of(text))
+        assert step.dims.sizes == {11, 44}
+        assert not step.is_one_to_wait_after()
+
     def test_after_the_step_the_batch_is_gone(self) -> None:
         step = BatchInStep(nn.Linear(13, 2))
         step.begin(*family_of(text))
@@ -142,3 +150,22 @@ def test_a_marked_first_call_is_enough_for_all_sizes() -> None:
     for n in (2, 4, 5, 30):
         assert compiled(text(n)).shape == (4,)
     assert graphs.n == 1
+
+
+class WithSpare(Net):
+    """A layer that training does not call, so that its parameters never get a shape."""
+
+    def __init__(self) -> None:
+        super().__init__(n_block=1)
+        self.spare = nn.LazyLinear(3)
+
+
+def test_a_layer_without_a_shape_keeps_nothing_from_being_compiled() -> None:
+    plain, model = seeded(WithSpare), seeded(WithSpare)
+    callback = hot(scope="step", fused_optimizer=True)
+    fit(plain)
+    fit(model, [callback])
+    assert all(region.proven for region in callback.report.regions), callback.report.reason
+    assert nn.parameter.is_lazy(model.spare.weight)
+    for part in ("inp", "blocks", "head"):
+        assert_same(getattr(plain, part), getattr(model, part))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import InternalTorchDynamoError
 
 from lightning_hotcompile.errors import TargetError
 from lightning_hotcompile.plan.regions import why_not_compiled
@@ -182,6 +183,37 @@ class TestModules:
             setup.run()
         assert calls == [1]
         assert setup.swapped.error is None
+
+    def test_nor_does_code_run_twice_for_an_error_of_the_compilers_after_a_graph_break(self) -> None:
+        calls: list[int] = []
+
+        class Fails(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                calls.append(1)
+                torch._dynamo.graph_break()
+                raise InternalTorchDynamoError("of a later frame")
+
+        setup = Setup(members=("0",))
+        setup.root = nn.Sequential(Fails())
+        setup.swapped.put(setup.root)
+        with pytest.raises(InternalTorchDynamoError, match="of a later frame"):
+            setup.run()
+        assert calls == [1]
+        assert setup.swapped.error == "InternalTorchDynamoError: of a later frame"
+
+    def test_an_error_of_the_compilers_that_comes_first_is_answered_by_eager(self) -> None:
+        setup = Setup()
+        expected = setup.run(Lane.EAGER)
+        setup.swapped.put(setup.root)
+        compiled = setup.swapped._compiled_call
+        assert compiled is not None
+
+        def fails(*_: Any) -> Any:
+            raise InternalTorchDynamoError("of the first frame")
+
+        compiled.compile = fails
+        assert torch.equal(setup.run(), expected)
+        assert setup.swapped.error == "InternalTorchDynamoError: of the first frame"
 
 
 class TestFunctions:

@@ -171,7 +171,7 @@ def test_nothing_of_a_step_is_kept_after_its_backward() -> None:
 
 
 def at_work(
-    needed: tuple[int, ...], given: Callable[[Tensor], None] = lambda x: None
+    needed: tuple[int, ...], given: Callable[[Tensor], None] = lambda x: None, **parity: Any
 ) -> tuple[Callable[..., Any], list[str]]:
     """A graph whose compiled code, which needs these inputs, tells when it runs; the first run is over."""
     captured, ran = torch.fx.symbolic_trace(lambda x, w: ((x * w).sum(),)), list[str]()
@@ -185,8 +185,9 @@ def at_work(
     work = GraphAtWork(
         graph, captured, compiled, Watch(parity="auto"), lambda _: pytest.fail("not asked for")
     )
-    graph.parity = Parity(agrees=True, needed=needed)
+    graph.parity = Parity(agrees=True, needed=needed, **parity)
     graph.unwatched = "not here"
+    work._fixed = frozenset(graph.parity.changed)
     work._instead = work._before_a_backward
     return work.entry(), ran
 
@@ -250,6 +251,34 @@ def test_no_backward_is_not_waited_for_for_ever() -> None:
     for _ in range(2 * RUNS_WATCHED):
         run(torch.ones(3), torch.ones(3, requires_grad=True))
     assert 0 < len(ran) < 2 * RUNS_WATCHED
+
+
+@pytest.mark.parametrize(
+    ("needed", "parity"), [((-1,), {}), ((0,), {"changed": (0,)}), ((), {"several": True})], ids=str
+)
+def test_but_where_copies_are_no_answer_it_is(needed: tuple[int, ...], parity: dict[str, Any]) -> None:
+    run, ran = at_work(needed, **parity)
+    w = torch.ones(3, requires_grad=True)
+    for _ in range(2 * RUNS_WATCHED):
+        (loss,) = run(torch.ones(3), w)
+    assert not ran
+    loss.backward()
+    run(torch.ones(3), w)
+    assert ran == ["compiled"]
+
+
+def test_many_runs_before_one_backward_are_all_waited_for() -> None:
+    """A temperature in each of many equal blocks, which is held in its range before the backward."""
+    given: list[Tensor] = []
+    run, ran = at_work((0,), given.append)
+    scales = [nn.Parameter(torch.ones(3)) for _ in range(2 * RUNS_WATCHED)]
+    w = torch.ones(3, requires_grad=True)
+    losses = [run(scale, w)[0] for scale in scales]
+    assert not ran
+    scales[-1].data.mul_(5)
+    torch.stack(losses).sum().backward()
+    run(scales[0], w)
+    assert given[0] is not scales[0], "the code has a copy"
 
 
 def test_runs_that_are_looked_at_later_count_too() -> None:

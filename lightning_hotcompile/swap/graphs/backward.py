@@ -13,7 +13,7 @@ backward into the same gradients) would be done twice.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,18 +110,21 @@ class BackwardAsEager:
 
 
 class SeparateBackwards:
-    """Whether the outputs of an eager run have backwards of their own that compiled code could not have.
+    """Tells when outputs of an eager run have backwards of their own that compiled code could not have.
 
     To autograd a compiled graph is one function. A backward through one output frees what those of all others
     need, and weights that an optimizer has changed since are of no use to any of them.
 
+    It is held by the outputs and what has made them alone: once they are gone there is no backward to come.
+
     Args:
         args: of the run.
         outputs: of the run, before any backward.
+        on_found: called then, perhaps more than once.
     """
 
-    def __init__(self, args: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.found = False
+    def __init__(self, args: Sequence[Any], outputs: Sequence[Any], on_found: Callable[[], None]) -> None:
+        self._on_found = on_found
         weights = (arg for arg in args if isinstance(arg, Parameter))
         self._weights = [(weakref.ref(weight), version_of(weight)) for weight in weights]
         self._task: int | None = None
@@ -135,7 +138,8 @@ class SeparateBackwards:
         if self._task is not None and task != self._task:
             now = ((weight(), version) for weight, version in self._weights)
             changed = any(weight is not None and version_of(weight) != version for weight, version in now)
-            self.found = self.found or self._is_freed or changed
+            if self._is_freed or changed:
+                self._on_found()
         if task != self._task:
             self._task = task
             self._is_freed = self._is_freed or not torch._C._autograd._get_current_graph_task_keep_graph()

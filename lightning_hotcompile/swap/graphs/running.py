@@ -84,7 +84,7 @@ class GraphAtWork:
         self._copied, self._fixed = frozenset[int](), frozenset[int]()
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._waited, self._is_decided = 0, False
-        self._backwards: list[SeparateBackwards] = []
+        self._open = weakref.WeakSet[SeparateBackwards]()  # eager runs that may still have a backward
         if watch.parity == "off":
             graph.parity = Parity(agrees=None, reason="parity='off'")
             self._instead = None
@@ -143,7 +143,7 @@ class GraphAtWork:
             self._fixed = frozenset((*parity.changed, *parity.hidden))
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
-        return self._watched_run(args) if self._graph.unwatched is None else self._unwatched_run(args)
+        return self._watched_run(args) if self._graph.unwatched is None else self._unwatched(*args)
 
     def _as_autograd_has_eager(self, parity: Parity) -> CompiledFn:
         """The code, with the backward and the counts of changes that eager has."""
@@ -156,16 +156,22 @@ class GraphAtWork:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
         assert self._graph.parity is not None
         outputs, parity = self._eager(*args), self._graph.parity
-        self._backwards.append(SeparateBackwards(args, flat(outputs)))
+        self._open.add(SeparateBackwards(args, flat(outputs), self._come_apart))
         needed = at_positions((*parity.needed, *parity.hidden), args, flat(outputs))
         self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
         self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
         self._waited += 1
-        if self._waited > RUNS_WATCHED:  # nobody has said that they stay as they are; parameters mostly do
-            self._decide(frozenset(self._seen) - self._fixed)
+        none_comes = self._waited - len(self._open) > RUNS_WATCHED  # to a teacher without no_grad, say
+        if none_comes and not parity.several and self._fixed.isdisjoint(needed):
+            self._decide(frozenset(self._seen))  # parameters mostly stay as they are
         elif not watch_until_backward(needed, flat(outputs), self._decide):
             self._decide(frozenset())
         return outputs
+
+    def _come_apart(self) -> None:
+        if self._graph.error is None:
+            reason = "its outputs have backwards of their own, and one frees or changes what another needs"
+            self._give_up(reason, HotCompileError(f"{self._graph.region}: {reason}"))
 
     def _decide(self, changed: frozenset[int]) -> None:
         """What the step changes before the backward is copied before compiled code runs.
@@ -186,10 +192,6 @@ class GraphAtWork:
 
         Parameters mostly are not, before the backward, and a copy of each would cost too much.
         """
-        backwards, self._backwards = self._backwards, []
-        if any(backward.found for backward in backwards):
-            reason = "its outputs have backwards of their own, and one frees or changes what another needs"
-            return self._give_up(reason, HotCompileError(f"{self._graph.region}: {reason}"))(*args)
         lasting = {i for i, seen in self._seen.items() if seen() is args[i]}
         self._copied |= lasting - self._fixed
         instead = self._watched if self._graph.unwatched is None and self._left > 0 else self._rest
@@ -199,12 +201,9 @@ class GraphAtWork:
         self._instead = instead
         return (instead or self._unwatched)(*args)
 
-    def _unwatched(self, *args: Any) -> Any:
-        return self._unwatched_run(args)
-
     def _watched(self, *args: Any) -> Any:
         if not self._watch.armed:
-            return self._unwatched_run(args)
+            return self._unwatched(*args)
         self._left -= 1
         if self._left == 0:
             self._instead = self._rest
@@ -222,7 +221,7 @@ class GraphAtWork:
             return self._tripped(outputs, args, before) if found else outputs
         return self._answered(failure, args, before)
 
-    def _unwatched_run(self, args: Sequence[Any]) -> Any:
+    def _unwatched(self, *args: Any) -> Any:
         try:
             return self._compiled(*args)
         except Exception as error:  # noqa: BLE001  # whatever it is, eager answers

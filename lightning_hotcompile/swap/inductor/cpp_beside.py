@@ -118,28 +118,40 @@ def start_toolchain(options: Mapping[str, Any]) -> None:
 
 
 def beside(backend: CompiledFn) -> CompiledFn:
-    """A backend that builds the C++ code of a forward while it lowers the backward, where there is a core."""
+    """A backend that builds the C++ code of a forward while it lowers the backward, where there is a core.
+
+    After an interruption (a time limit, Ctrl-C) nobody waits for what is being built.
+    """
 
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        with builds_beside() if usable_cores() > 1 else contextlib.nullcontext():
-            compiled: CompiledFn = backend(graph_module, example_inputs)
+        compiled: CompiledFn
+        if usable_cores() < 2:
+            compiled = backend(graph_module, example_inputs)
+            return compiled
+        # in here all of it can be interrupted, which the end of a ``with`` cannot
+        with builds_beside() as builds:
+            try:
+                compiled = backend(graph_module, example_inputs)
+                for build in builds:
+                    build.wait()
+            except TimeoutError:
+                raise
+            except Exception:
+                for build in builds:
+                    build.join()  # what comes next has the cores for itself
+                raise
         return compiled
 
     return compile_graph
 
 
 @contextlib.contextmanager
-def builds_beside() -> Iterator[None]:
-    """Graphs whose kernels are called from C++ are built in threads; at the end all of them are there.
-
-    After an interruption (a time limit, Ctrl-C) nobody waits for them.
-
-    Raises:
-        Exception: what the C++ compiler raised for any of them, if nothing was raised inside.
-    """
+def builds_beside() -> Iterator[list[_Build]]:
+    """Graphs whose kernels are called from C++ are built in threads, and are in the list that this gives."""
     from torch._inductor.codecache import CppWrapperCodeCache
 
-    prior, thread, builds, active = CppWrapperCodeCache.load_pybinding, threading.get_ident(), [], True
+    prior, thread, active = CppWrapperCodeCache.load_pybinding, threading.get_ident(), True
+    builds: list[_Build] = []
 
     def load_pybinding(*args: Any, **kwargs: Any) -> Callable[..., Any]:
         if not active or threading.get_ident() != thread:
@@ -149,13 +161,7 @@ def builds_beside() -> Iterator[None]:
 
     try:
         with patch.object(CppWrapperCodeCache, "load_pybinding", load_pybinding):
-            yield
-        for build in builds:
-            build.wait()
-    except Exception:
-        for build in builds:
-            build.join()  # what comes next has the cores for itself
-        raise
+            yield builds
     finally:
         active = False
 

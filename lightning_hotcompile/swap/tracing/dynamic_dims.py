@@ -119,7 +119,8 @@ class BatchInStep:
     def dims(self) -> DynamicDims:
         """What varies in this batch."""
         if self._dims is None:
-            sizes = frozenset(n for p in self._module.parameters() for n in p.shape)
+            known = (p for p in self._module.parameters() if not nn.parameter.is_lazy(p))
+            sizes = frozenset(n for p in known for n in p.shape)
             self._dims = DynamicDims.of(*self._batch, sizes) if self._batch else NOTHING_VARIES
         return self._dims
 

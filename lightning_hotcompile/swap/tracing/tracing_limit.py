@@ -24,11 +24,13 @@ class TracingLimit:
 
     Attributes:
         reached: that it was reached, in words.
+        frames: how many Dynamo has begun to compile.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self._said = "" if seconds is None else too_long("compile_timeout", seconds)
         self.reached: str | None = None
+        self.frames = 0
         self._alarm = Alarm(
             seconds, self._error, again_s=AGAIN_S, covers_limits=True, may_throw=_is_in_dynamo
         )
@@ -55,6 +57,7 @@ class TracingLimit:
     def _on_start(self, args: Any) -> None:
         if args.callback_trigger is not CallbackTrigger.DYNAMO:
             return  # no frame could be run as the user wrote it
+        self.frames += 1
         if self.reached:
             raise self._error()
         if not is_limited():  # by the call of another region, which this one is in
