@@ -38,7 +38,7 @@ class Flip:
         now: a clock in seconds.
         names: of the code that is compiled in this stage of the training.
         child_limit_s: seconds that a child process may take for a graph: nobody waits for it in a collective,
-            so it may be longer than what a compile in the step may take.
+            so it may be longer than what a compile in the step may take; ``None`` for no limit.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class PrewarmRun:
         mode: Inductor's mode.
         options: Inductor's options.
         random: the option ``random``, which decides how Inductor draws.
-        limit_s: seconds that the child may take for its last graph.
+        limit_s: seconds that the child may take for one graph or optimizer, ``None`` for no limit.
         device: such as ``cpu`` or ``cuda:1``, whose toolchain is warmed up first.
         threads: that training may use until the child is done; ``None`` for as many as now.
     """
@@ -63,9 +63,7 @@ class PrewarmRun:
         self._polls = 0
         self._looked_at = 0.0
         self._over = False
-        self._child = Prewarm(
-            cache_dir=folder_in_use(), toolchain=(device,), limit_s=600.0 if limit_s is None else limit_s
-        )
+        self._child = Prewarm(cache_dir=folder_in_use(), toolchain=(device,), limit_s=limit_s)
 
     @property
     def is_tracing(self) -> bool:
