@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -532,20 +533,89 @@ def test_an_optimizer_that_asks_for_foreach_is_compiled(kind: str) -> None:
     assert_equal_states(plain.state(), swapped.state())
 
 
+class Signalled:
+    """A backend whose code gets a signal while it runs, before or after its work.
+
+    Args:
+        when: ``before`` or ``after``.
+        handler: what is done about the signal, wherever Python is then.
+    """
+
+    def __init__(self, when: str, handler: Callable[[], None]) -> None:
+        self._when = when
+        self._handler = handler
+
+    def __call__(self, graph: Any, inputs: Any, **_: Any) -> Any:
+        def run(*args: Any) -> Any:
+            if self._when == "before":
+                self._signal()
+            result = graph.forward(*args)
+            if self._when == "after":
+                self._signal()
+            return result
+
+        return run
+
+    def _signal(self) -> None:
+        before = signal.signal(signal.SIGUSR1, lambda *_: self._handler())
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+def layout(state: Any) -> Any:
+    """A state dict without what a step changes: what is saved as what, and the settings."""
+    if isinstance(state, dict):
+        return {key: layout(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [layout(value) for value in state]
+    return (state.dtype, state.device, tuple(state.shape)) if isinstance(state, Tensor) else state
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of POSIX systems")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["AdamW", "RAdam", "SGD", "Adagrad"])
+def test_a_checkpoint_that_a_signal_makes_in_mid_step_is_that_of_eager(kind: str, when: str) -> None:
+    """Lightning's handler saves at once, where SLURM ends a job and asks for it anew."""
+    saved: list[Any] = []
+
+    def save() -> None:
+        saved.append(copy.deepcopy(arm.optimizer.state_dict()))
+
+    plain, arm = Arm(kind, compiled=False), Arm(kind, compiled=True, backend=Signalled(when, save))
+    expected = layout(plain.optimizer.state_dict())
+    plain.step()
+    arm.step()
+    assert saved
+    assert [layout(state) for state in saved] == [expected] * len(saved)
+    assert_equal_states(plain.state(), arm.state())
+    resumed = Arm(kind, compiled=False)
+    resumed.optimizer.load_state_dict(saved[-1])
+    resumed.step()
+    assert all(type(group["lr"]) is float for group in resumed.optimizer.param_groups)
+
+
+def test_what_saves_in_mid_step_leaves_no_trace() -> None:
+    arm = Arm("AdamW", compiled=True)
+    arm.swapped.take_out()
+    assert not arm.optimizer._optimizer_state_dict_post_hooks
+
+
 class Elsewhere:
     """An AdamW whose parameters are not in host memory, as on an accelerator; they have no values at all.
 
     Of three parameters the last has no gradient, and so no state.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, backend: Any = "eager", **options: Any) -> None:
         self.parameters = [nn.Parameter(torch.ones(2, device="meta")) for _ in range(3)]
         for parameter in self.parameters[:2]:
             parameter.grad = torch.ones(2, device="meta")
         groups = [{"params": self.parameters[:2]}, {"params": self.parameters[2:]}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.1, **options)
         self.gate = Gate(suppress_errors=False)
-        self.witness = Witness("eager", parity="off", raise_errors=True)
+        self.witness = Witness(backend, parity="off", raise_errors=True)
         region = Region(name="optimizer 0", kind="optimizer", members=("0",), class_name="AdamW")
         self.swapped = SwappedOptimizer(
             region, self.gate, self.witness, optimizer=self.optimizer, dynamic=None

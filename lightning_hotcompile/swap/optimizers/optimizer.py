@@ -68,6 +68,8 @@ class SwappedOptimizer(SwappedRegion):
         update = functools.partial(self._update, *self._pair)
         step = ReplacedStep(optimizer, update, lambda: self.taken_back is not None or self.is_off())
         self.undo_later(step.put())
+        hook = optimizer.register_state_dict_post_hook(self._values.in_state_dict, prepend=True)
+        self.undo_later(hook.remove)
 
     def _what_moves(self) -> str | None:
         """Settings that a schedule changes are constants of the graph: it would compile at each step."""
