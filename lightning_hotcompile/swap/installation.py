@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
-from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.dynamo import CompileTimer
 from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
@@ -26,6 +25,7 @@ from lightning_hotcompile.swap.inductor.silent_imports import import_in_silence
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 
@@ -76,7 +76,7 @@ class Installation:
         root: the LightningModule.
         config: backend, mode, options, dynamic, fullgraph, on_error.
         optimizers: the Trainer's optimizers, in the plan's order.
-        names: of the code that is compiled, shared by all installations of one stage of a training.
+        shared: with the other installations of one stage of a training.
     """
 
     def __init__(
@@ -85,9 +85,10 @@ class Installation:
         root: nn.Module,
         config: HotCompileConfig,
         optimizers: Sequence[Optimizer],
-        names: CodeNames | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self.plan = plan
+        self._shared = shared or Shared(optimizers)
         self.gate = Gate(
             suppress_errors=config.on_error != "raise",
             running=_running_in(root),
@@ -104,7 +105,7 @@ class Installation:
             backward_outside=bool(getattr(root, "automatic_optimization", False)),
             raise_errors=config.on_error == "raise",
             on_failure=self.gate.failed,
-            names=names,
+            names=self._shared.names,
         )
         self._root = root
         self._config = config
@@ -130,6 +131,7 @@ class Installation:
                 self.witness,
                 optimizer=self._optimizers[int(region.members[0])],
                 dynamic=dynamic,
+                first_settings=self._shared.first_settings,
             )
         kind = SwappedStep if region.kind == "step" else SwappedRegion
         return kind(region, self.gate, self.witness, dynamic=dynamic, fullgraph=self._config.fullgraph)

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.loggers.logger import Logger
 
 from lightning_hotcompile.errors import HotCompileWarning
@@ -133,3 +134,25 @@ def test_a_session_that_has_given_up_stays_so_whatever_fails_meanwhile() -> None
     assert (callback.report.phase, callback.report.reason) == ("reverted", "nothing works")
     assert callback.report.steps == 40
     assert sum(phase.steps for phase in callback.report.phases) <= 21
+
+
+def test_a_later_plan_knows_what_a_schedule_has_moved_since_training_began() -> None:
+    class Cycles(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters())
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=100)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    class BeginsAnother(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 20:
+                session = callback._runs["train"].session
+                installation = session.rounds._make(session.plan, None).flip.installation
+                installation.put()
+                reasons.extend(optimizer.error for optimizer in installation.optimizers)
+                installation.take_out()
+
+    reasons: list[str | None] = []
+    callback = hot(scope="step", threshold=1000)
+    fit(seeded(Cycles), [callback, BeginsAnother()], max_steps=24, max_epochs=-1)
+    assert reasons == ["its betas changed since training began (a schedule?)"]
