@@ -150,7 +150,7 @@ class Installation:
         self.timer.start()
         self._islands.put()
         for swapped in self._swapped:
-            if swapped.taken_back is None:
+            if swapped.taken_back is None and self._error_of(swapped) is None:
                 swapped.put(self._root)
 
     def drop_failed(self) -> list[tuple[str, str]]:
