@@ -35,11 +35,15 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether compiled code of one region ran: graphs, calls that were to use it, runs, backend seconds."""
+    """Whether compiled code of one region ran: graphs, calls that were to use it, runs, backend seconds.
+
+    ``could_compile``: whether one of these calls came while code was being compiled.
+    """
 
     region: Region
     graphs: int
     calls: int
+    could_compile: bool
     runs: int
     compile_s: float
     error: str | None
@@ -246,6 +250,7 @@ class Installation:
             region=swapped.region,
             graphs=len(graphs),
             calls=swapped.calls,
+            could_compile=swapped.could_compile,
             runs=self.witness.runs_of(name),
             compile_s=sum(g.seconds for g in graphs),
             error=self._error_of(swapped),

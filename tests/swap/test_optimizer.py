@@ -23,6 +23,7 @@ from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, is_watched
 from lightning_hotcompile.swap.optimizers.static_marks import MARK
+from tests.swap.writes import Writes
 
 STEPS = 8
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -682,3 +683,38 @@ def test_an_error_leaves_counts_and_settings_as_they_were(monkeypatch: pytest.Mo
     assert [(group["lr"], group["capturable"]) for group in there.optimizer.param_groups] == [
         (0.1, False)
     ] * 2
+
+
+def test_where_nothing_is_compiled_any_longer_eager_makes_the_update_at_once() -> None:
+    """With nothing around it, which on an accelerator is a kernel for each parameter."""
+    there = Elsewhere()
+    there.step(Lane.EAGER)
+    with Writes() as writes:
+        for _ in range(3):
+            there.step(Lane.REUSE)
+    assert writes.numbers == []
+    assert [count.item() for count in there.counts] == [4, 4]
+    assert (there.swapped.calls, there.swapped.could_compile) == (3, False)
+    there.step(Lane.COMPILE)
+    there.step(Lane.REUSE)
+    assert there.witness.total_runs == 2
+    assert [count.item() for count in there.counts] == [6, 6]
+    assert there.swapped.could_compile
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of POSIX systems")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_counts_that_are_saved_in_mid_step_are_those_in_host_memory(when: str) -> None:
+    saved: list[Any] = []
+
+    def save() -> None:
+        state = there.optimizer.state_dict()
+        saved.append([(e["step"].device.type, e["step"].item()) for e in state["state"].values()])
+        saved.append([(group["lr"], group["capturable"]) for group in state["param_groups"]])
+        assert all(count.is_meta for count in there.counts), "the step that is under way has its own"
+
+    there = Elsewhere(backend=Signalled(when, save))
+    there.step(Lane.EAGER)
+    there.step()
+    assert saved == [[("cpu", 1)] * 2, [(0.1, False)] * 2]
+    assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", 2)] * 2

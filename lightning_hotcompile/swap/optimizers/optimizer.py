@@ -55,6 +55,7 @@ class SwappedOptimizer(SwappedRegion):
         self._first_settings = first_settings or FirstSettings()
         self._first_settings.keep(optimizer)
         self._pair: tuple[Callable[[Optimizer], None], CompiledFunction] | None = None
+        self._has_graph = False
         self.dynamic = dynamic
 
     def put(self, root: nn.Module) -> None:
@@ -98,9 +99,19 @@ class SwappedOptimizer(SwappedRegion):
         with static_marks_as_before(self.optimizer), with_usual_strides(parameters):
             yield
 
+    def _is_for_eager(self, *, compiles: bool) -> bool:
+        """Whether no compiled code is to make this update, or none is there that could."""
+        if self._values.rates.has_zero:
+            return True
+        if compiles:
+            return self._values.counts.are_missing
+        self._has_graph = self._has_graph or bool(self._witness.graphs_of(self.region.name))
+        return not self._has_graph
+
     def _update(self, eager: Callable[[Optimizer], None], compiled: CompiledFunction) -> None:
         compiles = self._gate.lane is Lane.COMPILE
-        if self._values.rates.has_zero or (compiles and self._values.counts.are_missing):
+        self.could_compile |= compiles
+        if self._is_for_eager(compiles=compiles):
             self.calls += 1
             eager(self.optimizer)
             return
