@@ -54,8 +54,8 @@ class Facts:
 
     ``tries_besides`` is true while something else is on trial: what pays is compiled after that.
 
-    ``prewarm`` is ``off``, ``wanted``, ``running`` or ``over``: whether a child process fills the compiler's
-    cache first.
+    ``prewarm`` is ``off``, ``wanted``, ``later``, ``running`` or ``over``: whether a child process fills the
+    compiler's cache first; ``later`` if the step that is about to run would not show it all of the plan.
 
     ``failure`` says why compiled code cannot be used any longer; ``retry`` whether another attempt
     could succeed. ``compiled_steps`` counts steps in which compiled code ran since the flip.
@@ -112,12 +112,15 @@ def advance(state: State, facts: Facts) -> Transition:
     return _RULES[state.phase](state, facts)
 
 
+_WAITS = ("later", "running")
+
+
 def _observing(state: State, facts: Facts) -> Transition:
     if not facts.hot or facts.decision is None or facts.decision.wait:
         return Transition(state)
     if not facts.decision.go:
         return Transition(_to(state, Phase.DECLINED, facts.decision.reason))
-    if facts.tries_besides or facts.prewarm == "running":  # the child of another step has a part of the cores
+    if facts.tries_besides or facts.prewarm in _WAITS:  # the child of another step has a part of the cores
         return Transition(state)
     if facts.prewarm == "wanted":
         prewarming = _to(state, Phase.PREWARMING, facts.decision.reason)
@@ -128,7 +131,7 @@ def _observing(state: State, facts: Facts) -> Transition:
 def _prewarming(state: State, facts: Facts) -> Transition:
     if facts.prewarm == "wanted":  # where the ranks have agreed on it, the one with a child begins now
         return Transition(state, Action.PREWARM)
-    if facts.prewarm == "running":
+    if facts.prewarm in _WAITS:
         return Transition(state)
     late = facts.decision  # the child may take longer than was expected
     if late is not None and not late.go and not late.wait:

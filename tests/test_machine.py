@@ -64,6 +64,13 @@ STAYS: list[tuple[str, State, Facts, Action]] = [
         Action.NONE,
     ),
     ("the child runs", state(Phase.PREWARMING), Facts(prewarm="running"), Action.NONE),
+    (
+        "another batch for a child",
+        state(Phase.OBSERVING),
+        Facts(hot=True, decision=GO, prewarm="later"),
+        Action.NONE,
+    ),
+    ("agreed on, another batch for it", state(Phase.PREWARMING), Facts(prewarm="later"), Action.NONE),
     ("in place, has not run", state(Phase.FLIPPING, flips=1), Facts(), Action.NONE),
     ("too few pairs", state(Phase.SETTLING, flips=1), Facts(compiled_steps=9), Action.NONE),
     ("unsure above", state(Phase.SETTLING, flips=1), Facts(ratio=UNSURE_UP), Action.NONE),
@@ -367,7 +374,7 @@ def any_facts(rng: random.Random) -> Facts:
     return Facts(
         hot=rng.random() < 0.6,
         decision=rng.choice([None, GO, GO, NO_GO, WAIT]),
-        prewarm=rng.choice(["off", "wanted", "running", "over"]),
+        prewarm=rng.choice(["off", "wanted", "later", "running", "over"]),
         compiled_steps=rng.choice([0, 1, 5]),
         failure=rng.choice([None, None, None, "failed"]),
         retry=rng.random() < 0.5,

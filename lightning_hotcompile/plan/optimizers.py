@@ -73,10 +73,16 @@ def _is_ours(step: Any) -> bool:
     return step is not None and getattr(step, MAY_LIE_UNDER, 0) == id(step)
 
 
+def is_compilable_kind(optimizer: Any) -> bool:
+    """Whether its class is one of PyTorch's own whose step can be compiled."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim") and kind.__name__ in COMPILABLE
+
+
 def why_not_compiled(optimizer: Any) -> str | None:
     """Why this optimizer's step stays eager, or ``None`` if it can be compiled."""
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim") or kind.__name__ not in COMPILABLE:
+    if not is_compilable_kind(optimizer):
         return f"{kind.__name__} is not one of torch.optim's multi-tensor optimizers"
     if _is_wrapped(optimizer, over_kernel=True):
         return "its step was wrapped or replaced, and what stands around it has to run"

@@ -14,11 +14,11 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.ahead import Ahead
-from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.installation import Installation, Proof
+from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.tracing.stance import is_forced_eager, stance_against_compiling
 
@@ -36,9 +36,9 @@ class Flip:
         ledger: where the time that it takes is booked.
         story: told of each compile and each fallback.
         now: a clock in seconds.
-        names: of the code that is compiled in this stage of the training.
+        shared: with the other plans of this stage of the training.
         child_limit_s: seconds that a child process may take for a graph: nobody waits for it in a collective,
-            so it may be longer than what a compile in the step may take.
+            so it may be longer than what a compile in the step may take; ``None`` for no limit.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Flip:
         story: Story,
         now: Callable[[], float],
         *,
-        names: CodeNames,
+        shared: Shared,
         child_limit_s: float | None = None,
     ) -> None:
         self._trainer = trainer
@@ -70,7 +70,7 @@ class Flip:
         self.batch = BatchInStep(module)
         self._config = config
         self._new_installation = functools.partial(
-            Installation, plan, module, config, trainer.optimizers, names
+            Installation, plan, module, config, trainer.optimizers, shared
         )
         self.installation = self._new_installation()
         self.ahead = Ahead(trainer, module, config, child_limit_s)

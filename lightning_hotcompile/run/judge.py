@@ -10,7 +10,7 @@ from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.side_gains import SideGains
-from lightning_hotcompile.run.stages import TRAIN
+from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
@@ -18,6 +18,7 @@ from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.swap.tracing.stance import stance_against_compiling, why_off
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.structure import untraceable_in
+from lightning_hotcompile.watch.unit import UnitSignature
 
 SETTLING_LOOKS: tuple[int, ...] = (10, 20, 40)
 """After so many pairs of eager and compiled units the ratio is looked at."""
@@ -118,7 +119,20 @@ class Judge:
             return "over" if prewarm.is_over() else "running"
         plan = self._flip.installation.plan
         known = self._weighing.why_no_prewarm() or self._memory.has_code_of(track.signature, plan.name)
-        return "off" if known else "wanted"
+        if known:
+            return "off"
+        return "later" if self._waits_for_update(track) else "wanted"
+
+    def _waits_for_update(self, track: Track) -> bool:
+        """Whether a later step like this one shows a child process what it takes to compile the optimizers.
+
+        With gradient accumulation, where such steps end a cycle. Ranks agree on a child before they wait.
+        """
+        unit, is_to_agree = track.unit, track.phase is Phase.OBSERVING and self._trainer.world_size > 1
+        ends_cycles = isinstance(unit, UnitSignature) and unit.steps[-1][0] == track.signature
+        if is_to_agree or not ends_cycles or not self._flip.installation.optimizers:
+            return False
+        return not ends_unit(self._trainer, self._stage)
 
     def may_try_others(self, track: Track) -> bool:
         """Whether other plans than the first one are for this callback to try: at least all of that one."""

@@ -198,7 +198,7 @@ def notes_on_repeating(session: Session, config: HotCompileConfig) -> list[str]:
 
 def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
     return [
-        f"region {p.region.name} did not run compiled: {p.error or _never_called(p)}"
+        f"region {p.region.name} did not run compiled: {p.error or _why_eager(p)}"
         for p in proofs
         if not p.proven and p.taken_back is None
     ]
@@ -211,12 +211,19 @@ def notes_on_breaks(found: Sequence[GraphBreak]) -> Iterator[str]:
         yield f"{len(found) - BREAKS_IN_FULL} more graph breaks; hotcompile explain tells all of them"
 
 
-def _never_called(proof: Proof) -> str:
-    if proof.region.kind == "optimizer":
-        if proof.calls:
-            return "eager made all of its steps, with a learning rate of 0"
-        return "the optimizer made no step while it was in place"
-    return "it was never called through its module"
+def _why_eager(proof: Proof) -> str:
+    """Of a region in which nothing failed."""
+    is_optimizer = proof.region.kind == "optimizer"
+    if not proof.calls:
+        alone = "the optimizer made no step while it was in place"
+        return alone if is_optimizer else "it was never called through its module"
+    if not proof.could_compile:
+        return "it was first called when nothing was compiled any longer"
+    if proof.graphs:
+        return "its compiled code did not run"
+    if is_optimizer:
+        return "whenever it could be compiled its learning rate was 0, or its state was yet to be made"
+    return "no graph was captured in its calls"
 
 
 def _notes_of(session: Session) -> Iterator[str]:

@@ -31,9 +31,9 @@ from lightning_hotcompile.run.side_gains import SideGains
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
 from lightning_hotcompile.run.weighing import Weighing
-from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.ranks import Ranks
+from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepClock
@@ -77,7 +77,7 @@ class Session:
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story, first)
         self._booked = 0
-        names = CodeNames()
+        shared = Shared(trainer.optimizers)
         self._together = Together(ranks, plan.digest)
         self.side = SideGains(trainer, module, config, stage, self.story, memory.of_optimizers)
         self.ledger.saved_besides_s = lambda: self.side.saved_s(self.rounds.compiled_runs)
@@ -85,7 +85,7 @@ class Session:
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
             chosen = config if plan.mode is None else replace(config, mode=plan.mode)
             book, tell = self.ledger, self.story
-            flip = Flip(trainer, module, chosen, plan, book, tell, now, names=names, child_limit_s=limit_s)
+            flip = Flip(trainer, module, chosen, plan, book, tell, now, shared=shared, child_limit_s=limit_s)
             weighing = Weighing(trainer, chosen, plan, flip, self.watch, self.ledger, stage, memory)
             judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, self.side, decision)
             moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)

@@ -15,7 +15,6 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.compile_timer import CompileTimer
-from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.graphs.witness import Witness
@@ -26,6 +25,7 @@ from lightning_hotcompile.swap.inductor.silent_imports import import_in_silence
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
+from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.swap.steplog import SwappedStep
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 
@@ -35,11 +35,15 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether compiled code of one region ran: graphs, calls that were to use it, runs, backend seconds."""
+    """Whether compiled code of one region ran: graphs, calls that were to use it, runs, backend seconds.
+
+    ``could_compile``: whether one of these calls came while code was being compiled.
+    """
 
     region: Region
     graphs: int
     calls: int
+    could_compile: bool
     runs: int
     compile_s: float
     error: str | None
@@ -76,7 +80,7 @@ class Installation:
         root: the LightningModule.
         config: backend, mode, options, dynamic, fullgraph, on_error.
         optimizers: the Trainer's optimizers, in the plan's order.
-        names: of the code that is compiled, shared by all installations of one stage of a training.
+        shared: with the other installations of one stage of a training.
     """
 
     def __init__(
@@ -85,9 +89,10 @@ class Installation:
         root: nn.Module,
         config: HotCompileConfig,
         optimizers: Sequence[Optimizer],
-        names: CodeNames | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self.plan = plan
+        self._shared = shared or Shared(optimizers)
         self.gate = Gate(
             suppress_errors=config.on_error != "raise",
             running=_running_in(root),
@@ -104,7 +109,7 @@ class Installation:
             backward_outside=bool(getattr(root, "automatic_optimization", False)),
             raise_errors=config.on_error == "raise",
             on_failure=self.gate.failed,
-            names=names,
+            names=self._shared.names,
         )
         self._root = root
         self._config = config
@@ -130,6 +135,7 @@ class Installation:
                 self.witness,
                 optimizer=self._optimizers[int(region.members[0])],
                 dynamic=dynamic,
+                first_settings=self._shared.first_settings,
             )
         kind = SwappedStep if region.kind == "step" else SwappedRegion
         return kind(region, self.gate, self.witness, dynamic=dynamic, fullgraph=self._config.fullgraph)
@@ -148,7 +154,7 @@ class Installation:
         self.timer.start()
         self._islands.put()
         for swapped in self._swapped:
-            if swapped.taken_back is None:
+            if swapped.taken_back is None and self._error_of(swapped) is None:
                 swapped.put(self._root)
 
     def drop_failed(self) -> list[tuple[str, str]]:
@@ -244,6 +250,7 @@ class Installation:
             region=swapped.region,
             graphs=len(graphs),
             calls=swapped.calls,
+            could_compile=swapped.could_compile,
             runs=self.witness.runs_of(name),
             compile_s=sum(g.seconds for g in graphs),
             error=self._error_of(swapped),

@@ -65,6 +65,9 @@ class SwappedRegion:
         self.taken_back: str | None = None
         """Why it is eager though it could be compiled."""
         self.calls = 0
+        self.could_compile = False
+        """Whether one of them came while code was being compiled."""
+
         self.fit = Fit(region.name, witness)
         self._gate = gate
         self._witness = witness
@@ -131,6 +134,7 @@ class SwappedRegion:
     def _compile_or_reuse(
         self, compiled: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], limit: TracingLimit
     ) -> Any:
+        self.could_compile = True
         witness = self._witness
         before, graphs = witness.total_runs, len(witness.graphs)
         newest = witness.numbers.newest()

@@ -38,11 +38,6 @@ class IslandGuard:
         self._undo: list[tuple[nn.Module, str, Any, Any]] = []
         self._is_put = False
 
-    @property
-    def is_put(self) -> bool:
-        """Whether the islands are kept eager now."""
-        return self._is_put
-
     def put(self) -> None:
         """Keep the islands eager; nothing happens where they are already.
 

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,9 +20,13 @@ from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.run import ahead, flip, weighing
+from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.swap.prewarm import run
 from lightning_hotcompile.swap.prewarm.parent import Job, Result, Status
+from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.signature import StepSignature
+from lightning_hotcompile.watch.unit import UnitSignature
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
@@ -196,9 +201,10 @@ class Kept:
     """Stands in for the child process: keeps what it is given."""
 
     jobs: list[Job]
+    options: dict[str, Any]
 
-    def __init__(self, **_: Any) -> None:
-        type(self).jobs = []
+    def __init__(self, **options: Any) -> None:
+        type(self).jobs, type(self).options = [], options
 
     def start(self) -> None:
         """There is no process."""
@@ -224,6 +230,30 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     return Kept
 
 
+class Whole(Kept):
+    """It has compiled anew all that it was given."""
+
+    work_s = 2.0
+
+    def poll(self) -> Status:
+        status = super().poll()
+        return replace(status, results=tuple(replace(result, new=True) for result in status.results))
+
+
+class KeepsPrewarm(pl.Callback):
+    """What a flip knows of its child process, and the batches that were traced for it."""
+
+    def __init__(self, hot: HotCompile) -> None:
+        self.hot = hot
+        self.found: Any = None
+        self.traced: list[int] = []
+
+    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.found = self.hot._runs["train"].session.flip.ahead.prewarm
+        if self.found is not None and self.found.is_tracing:
+            self.traced.append(trainer.fit_loop.epoch_loop.batch_idx)
+
+
 class Hooks(pl.Callback):
     """How many hooks there are after each optimizer's step."""
 
@@ -245,6 +275,55 @@ def test_the_optimizer_goes_to_the_child_in_words(kept: type[Kept]) -> None:
     assert set(hooks.seen) == {0}, "a hook is there in the traced step only"
     compiled = [e["region"] for e in callback.report.events if e["kind"] == "compiled"]
     assert compiled[:2] == ["training_step", "optimizer 0"], "at the flip, not before"
+
+
+def signature(digest: str) -> StepSignature:
+    return StepSignature("train", digest, (), b"", b"", "grad", (), "32", None)
+
+
+ENDS_CYCLES = UnitSignature(steps=((signature("b"), 1), (signature("a"), 1)))
+BEGINS_CYCLES = UnitSignature(steps=((signature("a"), 1), (signature("b"), 1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({}, True),
+        ({"is_last": True}, False),
+        ({"unit": BEGINS_CYCLES}, False),
+        ({"unit": signature("a")}, False),
+        ({"unit": None}, False),
+        ({"optimizers": []}, False),
+        ({"ranks": 2}, False),
+        ({"ranks": 2, "phase": Phase.PREWARMING}, True),
+    ],
+)
+def test_when_a_child_waits_for_another_batch(changes: dict[str, Any], waits: bool) -> None:
+    """Never for one that does not come: such a step has to have ended the last cycle that it was in."""
+    facts = {"is_last": False, "unit": ENDS_CYCLES, "optimizers": ["one"], "ranks": 1, **changes}
+    loop = SimpleNamespace(_should_accumulate=lambda: not facts["is_last"])
+    judge = Judge.__new__(Judge)
+    trainer = SimpleNamespace(world_size=facts["ranks"], accumulate_grad_batches=2, fit_loop=loop)
+    installation = SimpleNamespace(optimizers=facts["optimizers"])
+    judge._trainer, judge._stage = trainer, "train"  # type: ignore[assignment]
+    judge._flip = SimpleNamespace(installation=installation)  # type: ignore[assignment]
+    state = State(phase=facts.get("phase", Phase.OBSERVING))
+    track = Track(signature=signature("a"), state=state, unit=facts["unit"])
+    assert judge._waits_for_update(track) is waits
+
+
+@pytest.mark.parametrize("batches", [2, 3])
+def test_with_accumulated_gradients_a_step_that_ends_in_an_update_is_shown(
+    kept: type[Kept], batches: int
+) -> None:
+    plain, model, callback = seeded(Net), seeded(Net), hot(scope="step")
+    keeps = KeepsPrewarm(callback)
+    fit(plain, max_epochs=6, accumulate_grad_batches=batches)
+    fit(model, [callback, keeps], max_epochs=6, accumulate_grad_batches=batches)
+    assert_same(plain, model)
+    assert [batch_idx % batches for batch_idx in keeps.traced] == [batches - 1]
+    assert [job.kind for job in kept.jobs] == ["graph", "optimizer"]
+    assert keeps.found.has_compiled
 
 
 class Slow(Kept):
@@ -413,6 +492,55 @@ def test_each_optimizer_goes_to_the_child(kept: type[Kept]) -> None:
     assert_same(plain, model)
     described = [j.name for j in kept.jobs if j.kind == "optimizer"]
     assert described == ["optimizer 0", "optimizer 1"]
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_optimizer_without_an_update_in_the_traced_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OneIsSeldom(TwoOptimizers):
+        def optimizers(self, *_: Any) -> Any:
+            both = super().optimizers()
+            assert isinstance(both, list)
+            return both if self.trainer.fit_loop.epoch_loop.batch_idx % 6 == 5 else both[:1]
+
+    monkeypatch.setattr(run, "Prewarm", Whole)
+    plain, model = seeded(OneIsSeldom), seeded(OneIsSeldom)
+    callback = hot(scope="regions", compile_optimizer=True)
+    keeps = KeepsPrewarm(callback)
+    fit(plain, max_epochs=6)
+    fit(model, [callback, keeps], max_epochs=6)
+    assert_same(plain, model)
+    assert [job.name for job in Whole.jobs if job.kind == "optimizer"] == ["optimizer 0"]
+    assert not keeps.found.has_compiled
+    assert keeps.found.took_s is None, "no time of the whole plan"
+    (note,) = (note for note in callback.report.notes if note.startswith("prewarm: "))
+    assert note.endswith("(optimizer 1: made no update in the traced step)")
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_optimizer_whose_settings_have_moved_is_not_for_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flip would not take it either."""
+
+    class Cycles(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters())
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=100)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    monkeypatch.setattr(run, "Prewarm", Whole)
+    callback = hot(scope="step")
+    keeps = KeepsPrewarm(callback)
+    fit(seeded(Cycles), [callback, keeps], max_epochs=6)
+    assert [job.name for job in Whole.jobs] == ["training_step"]
+    assert keeps.found.has_compiled
+    assert keeps.found.took_s is None, "no time of the whole plan"
+    (optimizer,) = (region for region in callback.report.regions if region.kind == "optimizer")
+    assert optimizer.note == "its betas changed since training began (a schedule?)"
+
+
+@pytest.mark.parametrize("limit_s", [None, 30.0])
+def test_the_child_has_the_time_that_was_asked_for(kept: type[Kept], limit_s: float | None) -> None:
+    fit(seeded(Net), [hot(scope="step", compile_timeout=limit_s)], max_epochs=2)
+    assert kept.options["limit_s"] == limit_s
 
 
 def test_an_optimizer_that_cannot_be_described_is_told_and_left_to_the_flip(kept: type[Kept]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.run.flip import allocated_peak_mb
@@ -83,3 +84,81 @@ def test_the_speed_up_is_that_of_the_signature_that_the_reason_is_about() -> Non
     assert callback.report.phase == "steady"
     assert callback.report.speedup is not None
     assert str(callback.report.speedup) in callback.report.reason
+
+
+class TestWhyEager:
+    """What is said of a region whose compiled code never ran."""
+
+    def notes(self, model: Net, **options: Any) -> list[str]:
+        callback = hot(**options)
+        fit(model, [callback], max_epochs=6)
+        return [note for note in callback.report.notes if "did not run compiled" in note]
+
+    def test_one_that_is_called_after_all_was_compiled(self) -> None:
+        class CallsLate(Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.spare = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x + self.spare(x) if self.global_step > 40 else x)
+
+        (note,) = self.notes(seeded(CallsLate), scope="regions")
+        assert note.startswith("region spare did not run compiled: it was first called when nothing was ")
+
+    @pytest.mark.parametrize(
+        ("first", "rate", "why"),
+        [
+            (
+                0,
+                0.0,
+                "whenever it could be compiled its learning rate was 0, or its state was yet to be made",
+            ),
+            (41, 0.1, "it was first called when nothing was compiled any longer"),
+            (1000, 0.1, "the optimizer made no step while it was in place"),
+        ],
+    )
+    def test_an_optimizer(self, first: int, rate: float, why: str) -> None:
+        class OneIsLate(Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.automatic_optimization = False
+
+            def training_step(self, batch: Any, batch_idx: int) -> None:
+                early, late = self.optimizers()  # type: ignore[misc]
+                step = self.global_step
+                for optimizer in (early, late):
+                    optimizer.zero_grad()
+                self.manual_backward(self.loss(batch))
+                early.step()
+                if step >= first:
+                    late.step()
+
+            def configure_optimizers(self) -> Any:
+                others = [*self.inp.parameters(), *self.head.parameters()]
+                return [
+                    torch.optim.SGD(self.blocks.parameters(), lr=1e-2, momentum=0.9),
+                    torch.optim.SGD(others, lr=rate, momentum=0.9),
+                ]
+
+        notes = self.notes(seeded(OneIsLate), scope="regions", compile_optimizer=True)
+        assert f"region optimizer 1 did not run compiled: {why}" in notes
+
+    def test_a_function_that_is_left_to_python(self) -> None:
+        class Breaks(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                for _ in range(1):
+                    torch._dynamo.graph_break()
+                    x = x + 1
+                return x
+
+        class HasBreaks(Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.odd = Breaks()
+
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(self.odd(x))
+
+        notes = self.notes(seeded(HasBreaks), scope="pattern", targets=["odd", "blocks.*"])
+        assert notes == ["region odd did not run compiled: no graph was captured in its calls"]

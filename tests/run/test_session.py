@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.loggers.logger import Logger
 
 from lightning_hotcompile.errors import HotCompileWarning
@@ -172,3 +173,25 @@ def test_they_count_where_time_is_what_limits_a_training() -> None:
         ledger.add(StepTime(tag=record, seconds=1.0, wait_seconds=0.1, away_seconds=away), record)
     assert ledger.wait_s == pytest.approx((10 * 0.1 + 50.0) / 10)
     assert ledger.wait_share == pytest.approx(1 / 11)
+
+
+def test_a_later_plan_knows_what_a_schedule_has_moved_since_training_began() -> None:
+    class Cycles(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters())
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=100)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    class BeginsAnother(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 20:
+                session = callback._runs["train"].session
+                installation = session.rounds._make(session.plan, None).flip.installation
+                installation.put()
+                reasons.extend(optimizer.error for optimizer in installation.optimizers)
+                installation.take_out()
+
+    reasons: list[str | None] = []
+    callback = hot(scope="step", threshold=1000)
+    fit(seeded(Cycles), [callback, BeginsAnother()], max_steps=24, max_epochs=-1)
+    assert reasons == ["its betas changed since training began (a schedule?)"]

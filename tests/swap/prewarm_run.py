@@ -88,7 +88,9 @@ def main(cache_dir: str, prewarm: bool) -> None:
         run(case, trace_only)
     results = []
     if prewarm:
-        with Prewarm(jobs, cache_dir=cache_dir, toolchain=["cpu"]) as child:
+        with Prewarm(cache_dir=cache_dir, toolchain=["cpu"]) as child:
+            for job in jobs:
+                child.add(job)
             while (status := child.poll()).state == "running":
                 threading.Event().wait(0.1)
         results = [vars(r) for r in status.results]

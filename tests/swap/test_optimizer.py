@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, is_watched
 from lightning_hotcompile.swap.optimizers.static_marks import MARK
+from tests.swap.writes import Writes
 
 STEPS = 8
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -532,20 +534,89 @@ def test_an_optimizer_that_asks_for_foreach_is_compiled(kind: str) -> None:
     assert_equal_states(plain.state(), swapped.state())
 
 
+class Signalled:
+    """A backend whose code gets a signal while it runs, before or after its work.
+
+    Args:
+        when: ``before`` or ``after``.
+        handler: what is done about the signal, wherever Python is then.
+    """
+
+    def __init__(self, when: str, handler: Callable[[], None]) -> None:
+        self._when = when
+        self._handler = handler
+
+    def __call__(self, graph: Any, inputs: Any, **_: Any) -> Any:
+        def run(*args: Any) -> Any:
+            if self._when == "before":
+                self._signal()
+            result = graph.forward(*args)
+            if self._when == "after":
+                self._signal()
+            return result
+
+        return run
+
+    def _signal(self) -> None:
+        before = signal.signal(signal.SIGUSR1, lambda *_: self._handler())
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+def layout(state: Any) -> Any:
+    """A state dict without what a step changes: what is saved as what, and the settings."""
+    if isinstance(state, dict):
+        return {key: layout(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [layout(value) for value in state]
+    return (state.dtype, state.device, tuple(state.shape)) if isinstance(state, Tensor) else state
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of POSIX systems")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["AdamW", "RAdam", "SGD", "Adagrad"])
+def test_a_checkpoint_that_a_signal_makes_in_mid_step_is_that_of_eager(kind: str, when: str) -> None:
+    """Lightning's handler saves at once, where SLURM ends a job and asks for it anew."""
+    saved: list[Any] = []
+
+    def save() -> None:
+        saved.append(copy.deepcopy(arm.optimizer.state_dict()))
+
+    plain, arm = Arm(kind, compiled=False), Arm(kind, compiled=True, backend=Signalled(when, save))
+    expected = layout(plain.optimizer.state_dict())
+    plain.step()
+    arm.step()
+    assert saved
+    assert [layout(state) for state in saved] == [expected] * len(saved)
+    assert_equal_states(plain.state(), arm.state())
+    resumed = Arm(kind, compiled=False)
+    resumed.optimizer.load_state_dict(saved[-1])
+    resumed.step()
+    assert all(type(group["lr"]) is float for group in resumed.optimizer.param_groups)
+
+
+def test_what_saves_in_mid_step_leaves_no_trace() -> None:
+    arm = Arm("AdamW", compiled=True)
+    arm.swapped.take_out()
+    assert not arm.optimizer._optimizer_state_dict_post_hooks
+
+
 class Elsewhere:
     """An AdamW whose parameters are not in host memory, as on an accelerator; they have no values at all.
 
     Of three parameters the last has no gradient, and so no state.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, backend: Any = "eager", **options: Any) -> None:
         self.parameters = [nn.Parameter(torch.ones(2, device="meta")) for _ in range(3)]
         for parameter in self.parameters[:2]:
             parameter.grad = torch.ones(2, device="meta")
         groups = [{"params": self.parameters[:2]}, {"params": self.parameters[2:]}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.1, **options)
         self.gate = Gate(suppress_errors=False)
-        self.witness = Witness("eager", parity="off", raise_errors=True)
+        self.witness = Witness(backend, parity="off", raise_errors=True)
         region = Region(name="optimizer 0", kind="optimizer", members=("0",), class_name="AdamW")
         self.swapped = SwappedOptimizer(
             region, self.gate, self.witness, optimizer=self.optimizer, dynamic=None
@@ -612,3 +683,38 @@ def test_an_error_leaves_counts_and_settings_as_they_were(monkeypatch: pytest.Mo
     assert [(group["lr"], group["capturable"]) for group in there.optimizer.param_groups] == [
         (0.1, False)
     ] * 2
+
+
+def test_where_nothing_is_compiled_any_longer_eager_makes_the_update_at_once() -> None:
+    """With nothing around it, which on an accelerator is a kernel for each parameter."""
+    there = Elsewhere()
+    there.step(Lane.EAGER)
+    with Writes() as writes:
+        for _ in range(3):
+            there.step(Lane.REUSE)
+    assert writes.numbers == []
+    assert [count.item() for count in there.counts] == [4, 4]
+    assert (there.swapped.calls, there.swapped.could_compile) == (3, False)
+    there.step(Lane.COMPILE)
+    there.step(Lane.REUSE)
+    assert there.witness.total_runs == 2
+    assert [count.item() for count in there.counts] == [6, 6]
+    assert there.swapped.could_compile
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of POSIX systems")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_counts_that_are_saved_in_mid_step_are_those_in_host_memory(when: str) -> None:
+    saved: list[Any] = []
+
+    def save() -> None:
+        state = there.optimizer.state_dict()
+        saved.append([(e["step"].device.type, e["step"].item()) for e in state["state"].values()])
+        saved.append([(group["lr"], group["capturable"]) for group in state["param_groups"]])
+        assert all(count.is_meta for count in there.counts), "the step that is under way has its own"
+
+    there = Elsewhere(backend=Signalled(when, save))
+    there.step(Lane.EAGER)
+    there.step()
+    assert saved == [[("cpu", 1)] * 2, [(0.1, False)] * 2]
+    assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", 2)] * 2

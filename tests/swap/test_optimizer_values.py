@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hotcompile.swap.optimizers.optimizer_values import Capturable, LearningRates, StepCounts
+from lightning_hotcompile.swap.optimizers import optimizer_values
+from lightning_hotcompile.swap.optimizers.optimizer_values import (
+    Capturable,
+    LearningRates,
+    OptimizerValues,
+    StepCounts,
+)
+from tests.swap.writes import Writes
 
 
 class TestLearningRates:
@@ -67,19 +75,6 @@ def test_an_optimizer_that_knows_no_capturable_is_left_alone() -> None:
     optimizer = torch.optim.Adagrad([nn.Parameter(torch.ones(1))])
     Capturable(optimizer).put()
     assert "capturable" not in optimizer.param_groups[0]
-
-
-class Writes(TorchDispatchMode):
-    """Notes the numbers that tensors are filled with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: list[float] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.fill_.Scalar:
-            self.numbers.append(args[1])
-        return func(*args, **(kwargs or {}))
 
 
 class TestStepCounts:
@@ -155,3 +150,44 @@ class TestStepCounts:
         assert counts.are_missing
         optimizer.param_groups[1]["capturable"] = True
         assert not counts.are_missing
+
+
+def test_a_state_dict_is_the_users_wherever_it_is_taken() -> None:
+    """A handler of signals, which may save, comes between any two lines."""
+    optimizer = TestStepCounts().optimizer()
+    values = OptimizerValues(optimizer)
+    optimizer.register_state_dict_post_hook(values.in_state_dict)
+    found: list[Any] = []
+
+    def look(frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename != optimizer_values.__file__:
+            return None
+        saved = optimizer.state_dict()
+        groups = [(group["lr"], group["capturable"]) for group in saved["param_groups"]]
+        found.append((groups, [entries["step"].device.type for entries in saved["state"].values()]))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        for _ in range(3):
+            with values.for_compiled():
+                assert all(step.is_meta for step in TestStepCounts().steps(optimizer))
+    finally:
+        sys.settrace(before)
+    assert len(found) > 100
+    assert [each for each in found if each != ([(1e-3, False)], ["cpu", "cpu"])] == []
+
+
+def test_a_state_dict_that_is_taken_changes_nothing_of_the_optimizers() -> None:
+    optimizer = TestStepCounts().optimizer()
+    values = OptimizerValues(optimizer)
+    optimizer.register_state_dict_post_hook(values.in_state_dict)
+    optimizer.state["of the user"] = 3  # type: ignore[index, assignment]
+    with values.for_compiled():
+        saved = optimizer.state_dict()
+        assert isinstance(optimizer.param_groups[0]["lr"], Tensor)
+        assert optimizer.param_groups[0]["capturable"] is True
+        assert all(s["step"].is_meta for s in optimizer.state.values() if isinstance(s, dict))
+    assert saved["state"]["of the user"] == 3
+    assert [s["step"].device.type for s in saved["state"].values() if isinstance(s, dict)] == ["cpu", "cpu"]

@@ -65,14 +65,18 @@ def watched(backend: Any, function: Callable[..., Any] = doubled, **options: Any
     return witness, torch.compile(function, backend=witness.backend_for("one"), dynamic=False)
 
 
+def has_tripped(witness: Witness) -> bool:
+    """Whether compiled code is given up for NaN or Inf that eager has not."""
+    return "NaN or Inf in run" in (witness.error_of("one") or "")
+
+
 class TestNaN:
     def test_the_call_is_answered_by_eager_and_the_code_is_not_used_again(self) -> None:
         backend = Scripted(nan, run=3)
         witness, compiled = watched(backend)
         assert compiled(torch.ones(2)).tolist() == [2, 2]
-        assert not witness.tripped
+        assert witness.error_of("one") is None
         assert compiled(torch.ones(2)).tolist() == [2, 2]
-        assert witness.tripped == witness.graphs
         assert witness.error_of("one") == "not right: NaN or Inf in run 2, where eager has finite numbers"
         used = backend.runs
         assert compiled(torch.ones(2)).tolist() == [2, 2]
@@ -93,7 +97,6 @@ class TestNaN:
         for odd in (torch.tensor([NAN, 1.0]), torch.tensor([float("inf"), 1.0])):
             torch.testing.assert_close(compiled(odd), odd * 2, equal_nan=True)
         torch.testing.assert_close(compiled(torch.tensor([3e38, 1.0])), torch.tensor([float("inf"), 2.0]))
-        assert not witness.tripped
         assert witness.error_of("one") is None
 
     def test_a_mask_of_minus_infinity_hides_nothing(self) -> None:
@@ -108,24 +111,24 @@ class TestNaN:
         mask = torch.tensor([0.0, float("-inf")])
         compiled(torch.ones(2), mask)
         assert compiled(torch.ones(2), mask)[0].tolist() == [1, 0]
-        assert witness.tripped
+        assert has_tripped(witness)
 
     def test_it_looks_at_armed_runs_only_and_at_so_many(self) -> None:
         witness, compiled = watched(Scripted(nan, run=3))
         compiled(torch.ones(2))
         witness.armed = False
         assert compiled(torch.ones(2)).isnan().all()
-        assert not witness.tripped
+        assert witness.error_of("one") is None
         witness.armed = True
         assert compiled(torch.ones(2)).tolist() == [2, 2]
-        assert witness.tripped
+        assert has_tripped(witness)
 
         late = running.RUNS_WATCHED + 3
         witness, compiled = watched(Scripted(nan, run=late))
         for _ in range(running.RUNS_WATCHED + 1):
             assert compiled(torch.ones(2)).isfinite().all()
         assert compiled(torch.ones(2)).isnan().all(), "after the watched runs nothing is looked at"
-        assert not witness.tripped
+        assert witness.error_of("one") is None
 
     def test_what_the_wrong_run_changed_is_put_back(self) -> None:
         def counts(x: Tensor, count: Tensor) -> Tensor:
@@ -142,7 +145,7 @@ class TestNaN:
         assert torch.equal(result, 2 + torch.rand(2))
         assert torch.equal(after, torch.get_rng_state()), "the random state is that of one run"
         assert count.item() == 2
-        assert witness.tripped
+        assert has_tripped(witness)
 
     def test_looking_changes_nothing_where_nan_is_the_users(self) -> None:
         def counts(x: Tensor, count: Tensor) -> Tensor:
@@ -175,7 +178,7 @@ class TestNaN:
         for _ in range(2):
             compiled(torch.ones(2), count)
         assert count.item() == 2
-        assert witness.tripped
+        assert has_tripped(witness)
 
     def test_without_memory_to_keep_what_changes_it_does_not_look_and_says_so(
         self, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +188,7 @@ class TestNaN:
         for _ in range(2):
             compiled(torch.ones(2))
         assert witness.graphs[0].unwatched == "not looked at for NaN for lack of memory: 2 MB are needed"
-        assert not witness.tripped
+        assert witness.error_of("one") is None
 
     def test_raise_warn_and_off(self) -> None:
         _, compiled = watched(Scripted(nan, run=3), parity="raise")
@@ -203,7 +206,7 @@ class TestNaN:
         with warnings.catch_warnings():
             warnings.simplefilter("error", HotCompileWarning)
             assert compiled(torch.ones(2)).isnan().all()
-        assert not witness.tripped
+        assert witness.error_of("one") is None
 
 
 class TestOptimizer:
@@ -235,7 +238,7 @@ class TestOptimizer:
         witness, found = self.steps(Scripted(fault, run=4))
         if not witness.graphs[0].parity.changed_held:  # type: ignore[union-attr]
             pytest.skip("this version of Dynamo hands the parameters over as inputs")
-        assert witness.tripped
+        assert has_tripped(witness)
         assert found == expected
 
     def test_an_error_in_a_watched_run_is_answered(self) -> None:

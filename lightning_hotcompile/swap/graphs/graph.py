@@ -43,7 +43,6 @@ class Watch:
     raise_errors: bool = False
     on_failure: Callable[[BaseException], None] = lambda error: None
     armed: bool = True
-    tripped: list[Graph] = field(default_factory=list)
     hidden: HiddenWrites = field(default_factory=HiddenWrites)
     total_runs: int = 0
 

@@ -230,7 +230,6 @@ class GraphAtWork:
 
     def _tripped(self, outputs: Any, args: Sequence[Any], before: Before) -> Any:
         """Compiled code made NaN or Inf where eager does not."""
-        self._watch.tripped.append(self._graph)
         reason = f"NaN or Inf in run {self._graph.runs}, where eager has finite numbers"
         answer = self._about_wrong_code(reason)
         if answer is None:

@@ -106,11 +106,6 @@ class Witness:
     def armed(self, armed: bool) -> None:
         self.watch.armed = armed
 
-    @property
-    def tripped(self) -> list[Graph]:
-        """The graphs whose compiled code made NaN or Inf where eager did not, after their first run."""
-        return self.watch.tripped
-
     def backend_for(self, region: str, *, checks_at_once: bool = False) -> CompiledFn:
         """A backend for ``torch.compile`` whose graphs belong to ``region``.
 

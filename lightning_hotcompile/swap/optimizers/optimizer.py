@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,26 +17,26 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.gradients import with_usual_strides
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.optimizers.first_settings import FirstSettings
 from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, bare_step
 from lightning_hotcompile.swap.optimizers.optimizer_values import OptimizerValues
 from lightning_hotcompile.swap.optimizers.static_marks import static_marks_as_before
 
-
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each group has of the optimizer's own options, the learning rate left out: plain numbers only."""
-    plain = (bool, int, float, tuple)
-    return [
-        {k: v for k, v in group.items() if k in optimizer.defaults and k != "lr" and isinstance(v, plain)}
-        for group in optimizer.param_groups
-    ]
-
-
 _AS_THEY_ARE = contextlib.nullcontext()
 
 
 class SwappedOptimizer(SwappedRegion):
-    """An optimizer whose step is one compiled function; the closure runs before it, eagerly."""
+    """An optimizer whose step is one compiled function; the closure runs before it, eagerly.
+
+    Args:
+        region: what the plan says.
+        gate: decides at each step whether the compiled one is used.
+        witness: makes the backend.
+        optimizer: one of PyTorch's own.
+        dynamic: Dynamo's ``dynamic`` argument.
+        first_settings: of the optimizers when training began; by default those of now.
+    """
 
     def __init__(
         self,
@@ -47,13 +46,16 @@ class SwappedOptimizer(SwappedRegion):
         *,
         optimizer: Optimizer,
         dynamic: bool | None,
+        first_settings: FirstSettings | None = None,
     ) -> None:
         # All or nothing: a half-compiled step would meet tensors where eager wants floats.
         super().__init__(region, gate, witness, dynamic=dynamic, fullgraph=True)
         self.optimizer = optimizer
         self._values = OptimizerValues(optimizer)
-        self._settings_then = _settings(optimizer)
+        self._first_settings = first_settings or FirstSettings()
+        self._first_settings.keep(optimizer)
         self._pair: tuple[Callable[[Optimizer], None], CompiledFunction] | None = None
+        self._has_graph = False
         self.dynamic = dynamic
 
     def put(self, root: nn.Module) -> None:
@@ -68,13 +70,14 @@ class SwappedOptimizer(SwappedRegion):
         update = functools.partial(self._update, *self._pair)
         step = ReplacedStep(optimizer, update, lambda: self.taken_back is not None or self.is_off())
         self.undo_later(step.put())
+        hook = optimizer.register_state_dict_post_hook(self._values.in_state_dict, prepend=True)
+        self.undo_later(hook.remove)
 
     def _what_moves(self) -> str | None:
         """Settings that a schedule changes are constants of the graph: it would compile at each step."""
         if self._pair is not None:
             return None  # it is compiled already, and one change later on is one recompile
-        groups = zip(self._settings_then, _settings(self.optimizer), strict=False)
-        moved = sorted({name for then, now in groups for name in then if then[name] != now.get(name)})
+        moved = self._first_settings.moved(self.optimizer)
         return f"its {' and '.join(moved)} changed since training began (a schedule?)" if moved else None
 
     def _bodies(self) -> tuple[Callable[[Optimizer], None], CompiledFunction]:
@@ -96,9 +99,19 @@ class SwappedOptimizer(SwappedRegion):
         with static_marks_as_before(self.optimizer), with_usual_strides(parameters):
             yield
 
+    def _is_for_eager(self, *, compiles: bool) -> bool:
+        """Whether no compiled code is to make this update, or none is there that could."""
+        if self._values.rates.has_zero:
+            return True
+        if compiles:
+            return self._values.counts.are_missing
+        self._has_graph = self._has_graph or bool(self._witness.graphs_of(self.region.name))
+        return not self._has_graph
+
     def _update(self, eager: Callable[[Optimizer], None], compiled: CompiledFunction) -> None:
         compiles = self._gate.lane is Lane.COMPILE
-        if self._values.rates.has_zero or (compiles and self._values.counts.are_missing):
+        self.could_compile |= compiles
+        if self._is_for_eager(compiles=compiles):
             self.calls += 1
             eager(self.optimizer)
             return

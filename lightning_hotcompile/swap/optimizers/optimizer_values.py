@@ -7,7 +7,7 @@ have moved the counts to the accelerator for good, where eager waits for the dev
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,8 +58,12 @@ class LearningRates:
 
     def as_given(self) -> None:
         """Put the user's values back; a second call does nothing."""
-        given, self._given = self._given, None
-        for group, value in zip(self._optimizer.param_groups, given or (), strict=False):
+        self.in_groups(self._optimizer.param_groups)
+        self._given = None
+
+    def in_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Write the user's values into groups, or what is saved of them, if tensors are in their place."""
+        for group, value in zip(groups, self._given or (), strict=False):
             group["lr"] = value
 
 
@@ -95,6 +99,13 @@ class Capturable:
         for group, value in self._given:
             group["capturable"] = value
         self._given = []
+
+    def in_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Write the user's values into the groups of a state dict, if others are in their place now."""
+        given = {id(group): value for group, value in self._given}
+        for group, saved in zip(self._optimizer.param_groups, groups, strict=False):
+            if id(group) in given:
+                saved["capturable"] = given[id(group)]
 
 
 class _Count:
@@ -177,6 +188,14 @@ class StepCounts:
             for _, count in put:
                 count.is_in_line()
 
+    def in_state(self, state: dict[Any, Any]) -> None:
+        """Put those in host memory into a state dict that has some on a device."""
+        hosts = {id(count.on_device): count.host for count in self._counts.values()}
+        for name, entries in state.items():
+            step = entries.get("step") if isinstance(entries, dict) else None
+            if id(step) in hosts:  # the entries are the optimizer's own
+                state[name] = {**entries, "step": hosts[id(step)]}
+
 
 class OptimizerValues:
     """All of these of one optimizer."""
@@ -208,3 +227,12 @@ class OptimizerValues:
         self.rates.as_given()
         self.capturable.as_given()
         self.counts.in_host_memory(counted=counted)
+
+    def in_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Write what the user has into a state dict; what is put stays, since a step may be under way.
+
+        A handler of signals may save wherever Python is: Lightning's does, where SLURM ends a job.
+        """
+        self.rates.in_groups(state_dict["param_groups"])
+        self.capturable.in_groups(state_dict["param_groups"])
+        self.counts.in_state(state_dict["state"])

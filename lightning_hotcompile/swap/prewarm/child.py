@@ -17,10 +17,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its parent ends
 _CHECK_S = 0.5
+_LESS_PRIORITY = 10  # on the scale of ``nice``
 
 
 def end_with_parent(signal_number: int) -> None:
@@ -43,7 +43,7 @@ def main(folder: Path) -> int:
     end_with_parent(signal.SIGTERM)
     if os.getppid() != settings["parent"]:
         return 1  # it ended before we could ask for the signal
-    _be_modest(settings)
+    _be_modest()
     worker = subprocess.Popen(
         [*settings["worker"], str(folder)],
         stdin=sys.stdin,
@@ -57,15 +57,10 @@ def main(folder: Path) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _be_modest(settings: dict[str, Any]) -> None:
-    os.nice(settings["nice"])
+def _be_modest() -> None:
+    os.nice(_LESS_PRIORITY)
     with contextlib.suppress(OSError):  # where memory runs out, what is compiled goes and not the training
         Path("/proc/self/oom_score_adj").write_text("1000")
-    if settings["memory_limit"] is not None:
-        import resource
-
-        limit = settings["memory_limit"]
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -69,38 +69,28 @@ class Prewarm:
     Call it from the main thread: on Linux the child ends with the thread that started it.
 
     Args:
-        jobs: graphs to compile, in this order; ``add`` hands over more.
         cache_dir: the compiler's cache directory, the same as ``TORCHINDUCTOR_CACHE_DIR`` of this process.
         toolchain: devices (``cpu``, ``cuda:1``) whose compiler is started before all else.
         threads: OpenMP threads of the child; the code it makes is for the threads of this process.
-        nice: how much lower than ours the child's priority is.
-        limit_s: seconds that work may be outstanding after the last ``add``; then the child is ended.
-        memory_limit: bytes of address space for each process of the child; leave it away with CUDA,
-            which reserves far more than it uses.
+        limit_s: seconds that one piece of work may take, ``None`` for no limit; then the child is ended.
         now: a clock in seconds.
         worker: the command that compiles, for tests.
     """
 
     def __init__(
         self,
-        jobs: Sequence[Job] = (),
         *,
         cache_dir: str | os.PathLike[str],
         toolchain: Sequence[str] = (),
         threads: int = 1,
-        nice: int = 10,
-        limit_s: float = 600.0,
-        memory_limit: int | None = None,
+        limit_s: float | None = None,
         now: Callable[[], float] = time.monotonic,
         worker: Sequence[str] | None = None,
     ) -> None:
-        self._to_come = list(jobs)
         self._cache_dir = Path(cache_dir).absolute()
         self._toolchain = tuple(toolchain)
         self._threads = threads
-        self._nice = nice
         self._limit_s = limit_s
-        self._memory_limit = memory_limit
         self._now = now
         self._worker = list(worker) if worker else [sys.executable, "-m", _WORKER]
         self._names: dict[str, str] = {}
@@ -120,42 +110,36 @@ class Prewarm:
         """Seconds from the start until the child wrote its last result, whenever that was looked at."""
         return self._done_at - self._started_at
 
+    @property
+    def _last_begun(self) -> float:
+        """When the child began with the piece that it is at, at the latest: it does one after the other."""
+        return max(self._last_added, self._last_result)
+
     def start(self) -> Prewarm:
         """Start the child; an error of the operating system is a reason, not an exception."""
         self._started = self._last_added = self._last_result = self._now()
         self._started_at = self._done_at = time.time()
         try:
-            self._child = ChildProcess(
-                self._worker,
-                cache_dir=self._cache_dir,
-                threads=self._threads,
-                nice=self._nice,
-                memory_limit=self._memory_limit,
-            )
+            self._child = ChildProcess(self._worker, cache_dir=self._cache_dir, threads=self._threads)
         except OSError as error:
             self._finish("failed", f"the child process could not be started: {error}")
             return self
         for device in self._toolchain:
             self._hand_over(f"toolchain-on-{device}", f"toolchain ({device})")
-        jobs, self._to_come = self._to_come, []
-        for job in jobs:
-            self.add(job)
         return self
 
     def add(self, job: Job) -> None:
-        """Hand over one more graph; before ``start`` it is kept for it, after the end it is left."""
+        """Hand over one more graph to a child that was started; after its end nothing happens."""
         if self._final is not None:
             return
-        if self._child is None:
-            self._to_come.append(job)
-        else:
-            file = f"{job.kind}-{len(self._names):04d}"
-            try:
-                (self._child.folder / file).write_bytes(job.graph)
-            except OSError as error:
-                self._finish("failed", f"a graph could not be written for the child: {error}")
-                return
-            self._hand_over(file, job.name)
+        assert self._child is not None
+        file = f"{job.kind}-{len(self._names):04d}"
+        try:
+            (self._child.folder / file).write_bytes(job.graph)
+        except OSError as error:
+            self._finish("failed", f"a graph could not be written for the child: {error}")
+            return
+        self._hand_over(file, job.name)
 
     def poll(self) -> Status:
         """Look at the child without waiting for it."""
@@ -174,8 +158,8 @@ class Prewarm:
             return self._final or self._status("done", None)
         if ended is not None:
             self._finish("failed", f"the child process {ended}{self._child.last_words()}")
-        elif self._now() - self._last_added > self._limit_s:
-            self._finish("failed", f"the child process took longer than {self._limit_s:g} s")
+        elif self._limit_s is not None and self._now() - self._last_begun > self._limit_s:
+            self._finish("failed", f"the child process took longer than {self._limit_s:g} s for one piece")
         return self._final or self._status("running", None)
 
     def close(self) -> None:

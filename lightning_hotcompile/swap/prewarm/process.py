@@ -28,22 +28,12 @@ class ChildProcess:
         worker: the command that does the work; it gets the folder as its last argument.
         cache_dir: the compiler's cache directory; the child's folder is made in it.
         threads: OpenMP threads of the worker.
-        nice: how much lower than ours its priority is.
-        memory_limit: bytes of address space for each of its processes.
 
     Raises:
         OSError: the folder or the process could not be made.
     """
 
-    def __init__(
-        self,
-        worker: Sequence[str],
-        *,
-        cache_dir: Path,
-        threads: int,
-        nice: int,
-        memory_limit: int | None,
-    ) -> None:
+    def __init__(self, worker: Sequence[str], *, cache_dir: Path, threads: int) -> None:
         cache_dir.mkdir(parents=True, exist_ok=True)
         leftovers.remove_left(cache_dir, time.time())
         self.folder = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=cache_dir))  # mode 0700
@@ -51,8 +41,6 @@ class ChildProcess:
         settings = {
             "parent": os.getpid(),
             "leash": leash,
-            "nice": nice,
-            "memory_limit": memory_limit,
             "worker": list(worker),
             "headers": inductor_paths.headers_in_use(),
         }

@@ -37,7 +37,7 @@ class PrewarmRun:
         mode: Inductor's mode.
         options: Inductor's options.
         random: the option ``random``, which decides how Inductor draws.
-        limit_s: seconds that the child may take for its last graph.
+        limit_s: seconds that the child may take for one graph or optimizer, ``None`` for no limit.
         device: such as ``cpu`` or ``cuda:1``, whose toolchain is warmed up first.
         threads: that training may use until the child is done; ``None`` for as many as now.
     """
@@ -59,13 +59,12 @@ class PrewarmRun:
         self._hooks: list[RemovableHandle] = []
         self._described: set[str] = set()
         self._left_out: list[str] = []
+        self._is_whole = True  # no optimizer of the plan stays eager
         self._graphs = 0
         self._polls = 0
         self._looked_at = 0.0
         self._over = False
-        self._child = Prewarm(
-            cache_dir=folder_in_use(), toolchain=(device,), limit_s=600.0 if limit_s is None else limit_s
-        )
+        self._child = Prewarm(cache_dir=folder_in_use(), toolchain=(device,), limit_s=limit_s)
 
     @property
     def is_tracing(self) -> bool:
@@ -95,6 +94,10 @@ class PrewarmRun:
         while self._hooks:
             self._hooks.pop().remove()
         if trace is not None:
+            in_place = [swapped for swapped in trace.optimizers if swapped.is_in_place]
+            without = [s.region.name for s in in_place if s.region.name not in self._described]
+            self._left_out += [f"{name}: made no update in the traced step" for name in without]
+            self._is_whole = len(in_place) == len(trace.optimizers)
             trace.take_out()
             self._child.close()
             if self._graphs:  # not before they are packed: the number is part of the code and of its key
@@ -136,8 +139,8 @@ class PrewarmRun:
 
     @property
     def took_s(self) -> float | None:
-        """Seconds until the child had compiled all that was traced; ``None`` if it found some of it done."""
-        if not self._graphs or self._left_out or self.is_tracing:
+        """Seconds until the child had compiled the whole plan; ``None`` if it found some of it done."""
+        if not self._graphs or self._left_out or not self._is_whole or self.is_tracing:
             return None
         status = self._child.poll()
         compiled = [r.new for r in status.results if not r.name.startswith("toolchain")]
