@@ -70,6 +70,21 @@ def test_what_is_said_of_regret_is_what_its_results_say() -> None:
     assert said.groups() == (*(f"{float(m):.2f}" for m in means), above, cells, f"{float(stall):.1f}")
 
 
+def test_what_is_said_of_regret_elsewhere_is_what_its_results_say() -> None:
+    text = (RESULTS / "regret" / "epyc.md").read_text(encoding="utf-8")
+    found = re.search(r"cold ([\d.]+), warm ([\d.]+), prepared ([\d.]+)\. (\d+) of \d+ cells above", text)
+    worst = re.search(r"## Above the goal\n\n- ([\w-]+), .*?: ([\d.]+) \(", text)
+    said = re.search(
+        r"the means were ([\d.]+), ([\d.]+) and ([\d.]+),.*?and (\d+) cells were above 1\.05, "
+        r"`([\w-]+)` again the farthest \(([\d.]+);",
+        README,
+    )
+    assert found is not None
+    assert worst is not None
+    assert said is not None
+    assert said.groups() == (*found.groups(), worst[1], f"{float(worst[2]):.2f}")
+
+
 def test_the_table_of_the_steady_step_is_the_committed_one() -> None:
     arms = ("eager", "without", "step", "step+optimizer", "step+fused")
     found: dict[str, dict[str, str]] = {}
