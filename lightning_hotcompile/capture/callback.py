@@ -146,22 +146,28 @@ class Capture(Callback):
             self._elapsed = start + done.seconds
 
     def _start_profiler(self) -> None:
+        if _is_profiling():
+            self._do_without("the script has a profiler at work")
+            return
         try:
             profiler = profile()  # all kinds of activity that there are
             profiler.start()
         except RuntimeError as error:
-            self._window.is_over = True
             self._do_without(str(error))
         else:
             self._profiler = profiler
 
     def _do_without(self, reason: str) -> None:
+        self._window.is_over = True
+        self._profiled = 0
         self._another = f"the profiler saw no step: {reason}"
         warn(f"{self._another}; steps are timed without it.")
 
     def _stop_profiler(self) -> None:
         profiler, self._profiler = self._profiler, None
-        if profiler is not None:
+        if profiler is not None and not _is_profiling():
+            self._do_without("the script has begun to profile meanwhile")
+        elif profiler is not None:
             with self._told("the trace"):
                 profiler.stop()
                 profiler.export_chrome_trace(str(self._file(TRACE_FILE)))
@@ -209,3 +215,8 @@ class Capture(Callback):
             yield
         except (OSError, RuntimeError) as error:
             warn(f"{what} of the capture in {self._order.folder!r} could not be written: {error}")
+
+
+def _is_profiling() -> bool:
+    """Whether any profiler is at work: torch has one for all, and who begins ends that of the other."""
+    return bool(torch.autograd._profiler_enabled())

@@ -107,24 +107,31 @@ def test_a_training_that_fails_has_its_report(tmp_path: Path) -> None:
     assert run.report.steps == 4
 
 
-@pytest.mark.parametrize("whose", ["the Trainer's", "around it", "in the step"])
+@pytest.mark.parametrize("whose", ["the Trainer's", "around it", "meanwhile", "later"])
 def test_a_profiler_of_the_scripts_own_goes_on(tmp_path: Path, whose: str) -> None:
-    """There is one for a thread: a second one that starts is an error, whichever that is."""
+    """There is one for all: a second one that starts ends the first, and its trace may end the process."""
 
     class Profiles(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            with profile() if whose == "in the step" and batch_idx == 6 else nullcontext():
-                return super().training_step(batch, batch_idx)
+            its_own = batch_idx == {"meanwhile": 1, "later": 6}.get(whose)
+            with profile() if its_own else nullcontext() as profiler:
+                loss = super().training_step(batch, batch_idx)
+            if profiler is not None:
+                seen.append(len(profiler.key_averages()))
+            return loss
 
+    seen: list[int] = []
     own = PyTorchProfiler(dirpath=tmp_path, filename="own") if whose == "the Trainer's" else None
     around = profile() if whose == "around it" else nullcontext()
     to_capture = capture(tmp_path, steps=3)
-    with pytest.warns(HotCompileWarning) if own or whose == "around it" else nullcontext() as told, around:
+    with pytest.warns(HotCompileWarning) if whose != "later" else nullcontext() as told, around:
         trainer = fit(seeded(Profiles), [to_capture], max_epochs=1, profiler=own)
     assert trainer.global_step == 12
     found = complete(tmp_path)
     assert found is not None
     assert len(found.steps) == 12
+    assert all(seen)
+    assert len(seen) == (whose in ("meanwhile", "later"))
     if told is None:
         assert found.profiled_steps == 3
     else:
