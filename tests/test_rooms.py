@@ -126,7 +126,7 @@ PRIVATE_TORCH = {
     # How it takes random numbers, dicts and generators of Python's.
     "swap.tracing.python_state": {"torch._dynamo"},
     # Whether its profiler is at work.
-    "capture.callback": {"_profiler_enabled"},
+    "capture.callback": {"_C", "_autograd", "_profiler_enabled"},
     # What it is called with while it is traced.
     "swap.graphs.traced_once": {"torch._subclasses"},
     # Which backward is under way, and whether it leaves the graph.

@@ -219,4 +219,4 @@ class Capture(Callback):
 
 def _is_profiling() -> bool:
     """Whether any profiler is at work: torch has one for all, and who begins ends that of the other."""
-    return bool(torch.autograd._profiler_enabled())
+    return torch._C._autograd._profiler_enabled()
