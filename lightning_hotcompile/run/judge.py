@@ -77,8 +77,7 @@ class Judge:
         known = self._weighing.known(track)
         hot = track.hot or self._config.threshold == 0 or self._is_known(known, track)
         undecided = track.phase in (Phase.OBSERVING, Phase.REVERTED)
-        waits = self._flip.ahead.has_to_wait or self._flip.batch.is_one_to_wait_after()
-        hot = hot and not (undecided and waits)
+        hot = hot and not (undecided and self._has_to_wait())
         look, pairs = self._is_time_to_look(track), track.interleaved
         hopeless = None if hot else self._too_short(track)
         decision = self._decide(track) if hot and undecided else hopeless
@@ -100,6 +99,10 @@ class Judge:
             min_speedup=self._config.min_speedup,
             max_flips=self._config.max_flips,
         )
+
+    def _has_to_wait(self) -> bool:
+        """For threads that the child of another stage has, or for a batch whose dimensions tell more."""
+        return self._flip.ahead.has_to_wait or self._flip.batch.is_one_to_wait_after()
 
     def _is_known(self, known: Profile | None, track: Track) -> bool:
         """Whether an earlier run has decided: compile after the first step, which builds what is built once.

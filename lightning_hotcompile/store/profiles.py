@@ -189,9 +189,9 @@ def merged(one: Profile, other: Profile, *, now: str, adds: bool = True) -> Prof
     """Two profiles of the same key as one: the newer wins, and what only the older knows is kept.
 
     A judgement is taken over as a whole, and a run that ended too early to judge replaces none; one that
-    compiled nothing does not replace one that did. What runs have forgone adds up until one compiles, as does
-    their number, unless ``adds`` is false: then both profiles may tell of the same runs, and the larger is
-    kept. A profile from more than a day after ``now`` (a wrong clock) counts as the older one.
+    compiled nothing does not replace one that did. What runs have forgone adds up until one compiles, unless
+    ``adds`` is false: then both profiles may tell of the same runs, and the larger sum is kept. A profile
+    from more than a day after ``now`` (a wrong clock) counts as the older one.
     """
     older, newer = sorted((one, other), key=lambda p: _age_key(p, now))
     judge = max(newer, older, key=lambda p: _WEIGHT[p.verdict])  # of two with the same weight the newer
@@ -200,7 +200,7 @@ def merged(one: Profile, other: Profile, *, now: str, adds: bool = True) -> Prof
     for name in _COSTS:
         fields[name] = next((cost for p in of_plan if (cost := getattr(p, name)) is not None), None)
     fields["forgone_s"] = _forgone_s(older, newer, adds) if newer.verdict == "declined" else None
-    runs = min(one.runs + other.runs, 1_000_000_000) if adds else max(one.runs, other.runs)
+    runs = min(one.runs + other.runs, 1_000_000_000)
     return dataclasses.replace(newer, **fields, runs=runs)
 
 

@@ -202,11 +202,6 @@ class TestMerged:
         other = unmeasured(verdict="declined", forgone_s=taken_in, when=LATER)
         assert merged(known, other, now=LATER, adds=False).forgone_s == 4.0
 
-    def test_runs_add_up_but_for_what_is_taken_in(self) -> None:
-        earlier, later = profile(runs=5), profile(runs=6, when=LATER)
-        assert merged(earlier, later, now=LATER).runs == 11
-        assert merged(later, earlier, now=LATER, adds=False).runs == 6
-
     def test_a_run_that_compiled_nothing_replaces_none_that_did(self) -> None:
         for known in (profile(), unmeasured(compile_s=9.0)):
             result = merged(known, unmeasured(verdict="declined", forgone_s=3.0, when=LATER), now=LATER)
