@@ -53,7 +53,7 @@ class Capture(Callback):
         self._elapsed = 0.0
         self._profiled = 0
         self._another: str | None = None
-        """Why the profiler cannot be used: there is one for a thread."""
+        """Why the profiler cannot be used: torch has one for all."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin, unless another Trainer has been captured before."""

@@ -98,8 +98,9 @@ class StepWatch:
         """The kind of step that is hot: the one that runs now, else the one that came most often of late."""
         if now.hot or self._config.threshold == 0:
             return now
-        met = Counter(id(each) for each in self._latest if each.hot)
-        return max((each for each in self._latest if each.hot), key=lambda t: met[id(t)], default=None)
+        hot = [each for each in self._latest if each.hot]
+        met = Counter(map(id, hot))
+        return max(hot, key=lambda track: met[id(track)], default=None)
 
     def has_gone(self, track: Track) -> bool:
         """Whether it is long since a step was of this kind."""

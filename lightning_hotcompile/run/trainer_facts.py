@@ -12,10 +12,10 @@ from lightning_hotcompile.either_lightning import ACCUMULATION_SCHEDULERS
 from lightning_hotcompile.version import __version__
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
-_FIRST_BUCKET_BYTES = 2**20
-"""Of DDP: what a bucket holds at least, and the first one at most."""
-
 _STRATEGIES_THAT_SHARD = ("FSDPStrategy", "ModelParallelStrategy")
+
+_FIRST_BUCKET_BYTES = 2**20
+"""Of DDP, at most: from there on a graph is cut."""
 
 
 def remaining_batches(trainer: Trainer, batch_s: float | None) -> int | None:
