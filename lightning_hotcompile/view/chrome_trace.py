@@ -60,7 +60,9 @@ def _phases(samples: Sequence[StepSample], events: Sequence[Event], zero: float)
     if samples:
         return [_phase_slice(band, samples) for band in bands_of([(s.step, s.phase) for s in samples])]
     changes = [e for e in events if isinstance(e, PhaseChanged)]
-    end = max((e.time for e in events), default=0.0)
+    if not changes:
+        return []
+    end = max(e.time for e in events)
     nexts = [*(e.time for e in changes[1:]), end]
     return [
         _slice("phases", e.phase, e.time - zero, until - e.time, {"reason": e.reason})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lightning_hotcompile.receipt.event_kinds import Declined, Event
 from lightning_hotcompile.view.chrome_trace import trace_json, trace_of
 from lightning_hotcompile.view.from_events import report_from_events
 from lightning_hotcompile.view.run import Run
@@ -104,6 +105,15 @@ def test_several_compiles_of_one_moment_are_laid_end_to_end() -> None:
 def test_an_event_log_has_phases_by_their_time() -> None:
     assert [r["name"] for r in of(LOG, cat="phases")] == ["flipping", "settling", "steady"]
     assert of(LOG, cat="steps") == []
+
+
+@pytest.mark.parametrize(
+    "told", [Declined(step=0, time=1.0, reason="no"), events()[0]], ids=["declined", "detected"]
+)
+def test_a_log_without_a_phase_has_its_events(told: Event) -> None:
+    run = Run(name="log", report=report_from_events([told]), events=(told,))
+    assert [r["name"] for r in of(run, ph="i")] == [told.kind]
+    assert of(run, cat="phases") == []
 
 
 def test_events_without_a_time_are_left_out() -> None:
