@@ -114,9 +114,14 @@ def typical(run: Run) -> Summary | None:
 
 
 def usual_steps(run: Run) -> list[StepSample]:
-    """The steps in the last phase of some length, without those whose time is not a usual one."""
+    """The steps in the phase that the report is in, without those whose time is not a usual one.
+
+    Where these are few, or there is no report: those in the last phase of some length. Each kind of step has
+    a phase of its own, the report that of the main one.
+    """
     usual = [s for s in run.samples if not s.note] or list(run.samples)
-    for phase in reversed(list(dict.fromkeys(s.phase for s in usual))):
+    phases = [run.report.phase] if run.report is not None else []
+    for phase in dict.fromkeys([*phases, *(s.phase for s in reversed(usual))]):
         found = [s for s in usual if s.phase == phase]
         if len(found) >= min(5, len(usual)):
             return found

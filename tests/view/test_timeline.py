@@ -101,6 +101,29 @@ class TestTypical:
         assert found.n == 289
         assert 19 < found.median < 21
 
+    def test_a_kind_of_step_beside_the_main_one_does_not_count(self) -> None:
+        """Each fortieth step, the last of them all too, is a short batch that stays eager."""
+        short = {s.step: s._replace(phase="declined", ms=3.0) for s in samples() if s.step % 40 == 0}
+        mixed = tuple(short.get(s.step, s) for s in samples())
+        found = typical(Run(name="a", report=report(samples=mixed)))
+        assert found is not None
+        assert 19 < found.median < 21
+
+    def test_a_phase_that_came_back_is_the_last_one(self) -> None:
+        """Taken back in between, for 50 steps."""
+        mixed = tuple(s._replace(phase="reverted", ms=28.0) if 100 < s.step <= 150 else s for s in samples())
+        found = typical(Run(name="a", report=report(samples=mixed)))
+        assert found is not None
+        assert 19 < found.median < 21
+
+    def test_without_steps_in_the_phase_of_the_report_it_is_of_the_last_long_one(self) -> None:
+        """Decided again and again, and stopped in a change."""
+        phases = {**dict.fromkeys(range(41, 61), "reverted"), **dict.fromkeys(range(80, 83), "flipping")}
+        mixed = tuple(s._replace(phase=phases.get(s.step, s.phase)) for s in samples(82))
+        found = typical(Run(name="a", report=report(phase="flipping", samples=mixed)))
+        assert found is not None
+        assert found.n == 82 - 31 - 20 - 3
+
     def test_profiled_steps_do_not_count(self) -> None:
         found = typical(Run(name="b", captured=captured()))
         assert found is not None
