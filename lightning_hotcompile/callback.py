@@ -229,14 +229,15 @@ class HotCompile(CheckpointHooks):
             return
         if stage in self._runs:
             self._finish_all()  # a fit inside of a fit: what the outer one has in place is taken out
+        log = EventLog(None) if why_not_this_one(trainer, self) else self._events  # who works tells the story
         if not self._runs:
-            self._events.clear()
-            self._events.open()
+            log.clear()
+            log.open()
         plan, reason = agree_on(lambda: self._plan(trainer, module, stage), trainer, self.config, stage)
         if reason is not None:
             rank_zero_info(f"HotCompile{'' if stage == TRAIN else f' ({stage})'}: declined: {reason}")
         if plan is None or (reason is not None and (stage != TRAIN or trainer.world_size > 1)):
-            self._events.emit(declined := Declined(step=0, reason=reason or "", stage=stage))
+            log.emit(declined := Declined(step=0, reason=reason or "", stage=stage))
             self._reports[stage] = empty_report("declined", declined.reason, (declined,), plan)
             return
         self._runs[stage] = StageRun(

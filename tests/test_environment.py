@@ -257,7 +257,9 @@ class TestWithTrainer:
             trainer(tmp_path)
 
     def test_a_callback_in_code_wins(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        log = tmp_path / "events.jsonl"
         monkeypatch.setenv("HOTCOMPILE", "auto")
+        monkeypatch.setenv("HOTCOMPILE_EVENT_LOG", str(log))
         mine = HotCompile(threshold=5)
         given = trainer(tmp_path, mine)
         other = next(c for c in hot_compiles(given) if c is not mine)
@@ -266,6 +268,7 @@ class TestWithTrainer:
         assert "of its own" in other.report.reason
         assert mine.report.phase == "observing"
         assert sum(p.steps for p in mine.report.phases) == 3
+        assert not log.exists()
 
     def test_off_disables_a_callback_in_code(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("HOTCOMPILE", "off")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,14 @@ import torch
 from torch.profiler import profile, record_function
 
 from lightning_hotcompile.capture.analysis import STEP_NAME
-from lightning_hotcompile.capture.order import REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Order, Window
+from lightning_hotcompile.capture.order import (
+    EVENTS_FILE,
+    REPORT_FILE,
+    SUMMARY_FILE,
+    TRACE_FILE,
+    Order,
+    Window,
+)
 from lightning_hotcompile.capture.summary import to_json
 from lightning_hotcompile.either_lightning import Callback
 from lightning_hotcompile.errors import warn
@@ -26,13 +34,14 @@ _DECIDED = ("steady", "declined", "reverted")
 
 
 class Capture(Callback):
-    """Writes a profiler's trace of some steps, the time of all steps, and HotCompile's report.
+    """Writes a profiler's trace of some steps, the time of all steps, and HotCompile's report and events.
 
     The first training of the first Trainer is captured, on rank zero.
 
     Args:
         order: what to capture.
-        companion: the class of the callback whose decision is awaited; it has ``phase`` and ``report``.
+        companion: the class of the callback whose decision is awaited; it has ``phase``, ``report``
+            and ``from_environment``.
         now: a clock in seconds.
     """
 
@@ -62,7 +71,8 @@ class Capture(Callback):
         self._device = pl_module.device.type
         self._clock = StepClock(device_type=self._device, now=self._now)
         mine: list[Any] = [c for c in trainer.callbacks if isinstance(c, self._companion_type)]  # type: ignore[attr-defined]
-        self._companion = next((c for c in mine if c.phase not in _DECIDED), mine[0] if mine else None)
+        own = [c for c in mine if not c.from_environment]  # of both it is the one that works
+        self._companion = next(iter(own or mine), None)
         profiler = type(trainer.profiler)  # type: ignore[attr-defined]
         if any(base.__name__ == "PyTorchProfiler" for base in profiler.__mro__):
             self._do_without(f"the Trainer has torch's profiler itself ({profiler.__name__})")
@@ -106,14 +116,18 @@ class Capture(Callback):
         self._write_report()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write HotCompile's report, which is complete by now."""
+        """Write HotCompile's report and events, which are complete by now."""
         self._write_report()
 
     def _write_report(self) -> None:
         companion, self._companion = self._companion, None
         if companion is not None:
             with self._told("the report"):
-                self._file(REPORT_FILE).write_text(companion.report.to_json(), encoding="utf-8")
+                report, log = companion.report, self._file(EVENTS_FILE)
+                self._file(REPORT_FILE).write_text(report.to_json(), encoding="utf-8")
+                if not log.exists():  # the script's own HotCompile writes it elsewhere, or not at all
+                    lines = "".join(f"{json.dumps(event)}\n" for event in report.events)
+                    log.write_text(lines, encoding="utf-8")
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy captures nothing: a profiler cannot be copied, and there is one training to look at."""

@@ -64,12 +64,14 @@ def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
 
 
 def why_not_this_one(trainer: Trainer, callback: Callback) -> str | None:
-    """Why another HotCompile of the same Trainer does the work, or ``None``."""
+    """Why this HotCompile leaves the work to another one of its Trainer, or to nobody; or ``None``."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     others = [c for c in callbacks if hasattr(c, "from_environment") and c is not callback]
     from_environment = _from_environment(callback)
     if from_environment and not all(map(_from_environment, others)):
         return "the Trainer has a HotCompile of its own"
+    if callback not in callbacks:
+        return "it is not in the Trainer's own list of callbacks"
     before = callbacks[: callbacks.index(callback)]
     # Of two from the environment the first came with a list of callbacks that another Trainer had before.
     if any(c in before and _from_environment(c) == from_environment for c in others):

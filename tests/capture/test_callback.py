@@ -19,6 +19,7 @@ from lightning_hotcompile.capture.callback import Capture
 from lightning_hotcompile.capture.order import VARIABLE, Order
 from lightning_hotcompile.capture.summary import complete
 from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.receipt.events import event_to_dict
 from lightning_hotcompile.view.run import load_run
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, seeded
@@ -65,6 +66,22 @@ def test_with_hotcompile_compiled_steps_are_profiled_and_the_report_is_there(tmp
     profiled = [s for s in run.samples if s.note == "profiled"]
     assert len(profiled) == 4
     assert {s.phase for s in profiled} == {"steady"}
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_the_story_is_that_of_the_scripts_own_callback(tmp_path: Path, idle: bool) -> None:
+    """The one from the environment leaves the work to it, also where it declines before the first step."""
+    log = tmp_path / "events.jsonl"
+    options = {"scope": "module", "keep_eager": ("*",)} if idle else {}
+    own, other = hot(event_log=tmp_path / "own.jsonl", **options), hot(event_log=log)
+    other.from_environment = True
+    fit(seeded(Net), [own, capture(tmp_path, steps=2), other], max_epochs=2)
+    assert "of its own" in other.report.reason
+    run = load_run(tmp_path)
+    assert run.report is not None
+    assert run.report.reason == own.report.reason
+    assert log.read_bytes() == (tmp_path / "own.jsonl").read_bytes()
+    assert [event_to_dict(event) for event in run.log] == list(own.report.events)
 
 
 def test_a_training_without_a_decision_says_why_nothing_was_profiled(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
@@ -150,3 +152,28 @@ def test_wrong_options_are_raised_with_any_on_error(
         planning.train(on_error="eager")
     assert caught.value is error
     assert planning.told == [("none", f"{type(error).__name__}: {error}")]
+
+
+class Holds(pl.Callback):
+    """Has another callback at hand, and passes on some of what Lightning tells it."""
+
+    def __init__(self, held: HotCompile) -> None:
+        self.held = held
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.held.on_train_start(trainer, pl_module)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.held.on_train_batch_start(*args)
+
+
+def test_a_callback_that_the_trainer_does_not_have_does_nothing(tmp_path: Path) -> None:
+    """Nobody knows which hooks it would be told of."""
+    plain, model = seeded(Net), seeded(Net)
+    ours = hot(event_log=tmp_path / "events.jsonl")
+    fit(plain)
+    fit(model, [Holds(ours)])
+    assert ours.report.phase == "declined"
+    assert ours.report.reason == "it is not in the Trainer's own list of callbacks"
+    assert not (tmp_path / "events.jsonl").exists()
+    assert_same(plain, model, tolerance=0.0)
