@@ -26,7 +26,7 @@ from lightning_hotcompile.cli.launch import NO_TRAINER, SETTINGS, run_script
 from lightning_hotcompile.cli.telling import CommandError, errors_told, note
 from lightning_hotcompile.receipt import wording
 from lightning_hotcompile.switch import SWITCH
-from lightning_hotcompile.view.captured import Captured
+from lightning_hotcompile.view.captured import MARK, Captured
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -81,12 +81,28 @@ def _check(seconds: float | None, steps: int | None, skip: int) -> None:
 
 
 def _prepared(folder: Path) -> Path:
-    """The folder, absolute, without what an earlier capture has left in it."""
+    """The folder, absolute, without what an earlier capture has left in it.
+
+    Raises:
+        CommandError: it holds such files of something else.
+    """
     folder = folder.expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (SUMMARY_FILE, TRACE_FILE, REPORT_FILE, EVENTS_FILE):
-        (folder / name).unlink(missing_ok=True)
+    files = [folder / name for name in (SUMMARY_FILE, TRACE_FILE, REPORT_FILE, EVENTS_FILE)]
+    found = [file for file in files if file.exists()]
+    if found and not _is_of_a_capture(files[0]):
+        raise CommandError(f"{str(found[0])!r} is of no capture: give another --dir, or move that file away.")
+    for file in found:
+        file.unlink()
     return folder
+
+
+def _is_of_a_capture(summary: Path) -> bool:
+    """Whether a capture has written it; one that was killed leaves it empty, or cut off."""
+    if not summary.is_file():
+        return False
+    content = summary.read_bytes()
+    return not content or MARK.encode() in content[:100]
 
 
 def _environment(own: Mapping[str, str], order: Order) -> dict[str, str]:

@@ -9,7 +9,10 @@ from typing import Any
 from lightning_hotcompile.receipt.samples import StepSample
 from lightning_hotcompile.view.restoring import restored
 
-FORMAT = "hotcompile capture 1"
+MARK = "hotcompile capture"
+"""How the format begins, whatever its version."""
+
+FORMAT = f"{MARK} 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Captured:
 
 def is_capture(record: object) -> bool:
     """Whether this JSON is a capture's."""
-    return isinstance(record, Mapping) and str(record.get("format", "")).startswith("hotcompile capture")
+    return isinstance(record, Mapping) and str(record.get("format", "")).startswith(MARK)
 
 
 def captured_from_dict(record: Mapping[str, Any]) -> tuple[Captured, list[str]]:

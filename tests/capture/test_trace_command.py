@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from lightning_hotcompile.capture.summary import to_json
 from lightning_hotcompile.view.run import load_run
 from tests.cli.command import hotcompile
+from tests.view.examples import captured, report
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,11 +88,29 @@ def test_a_script_without_a_trainer_is_said_to_have_none(tmp_path: Path) -> None
     assert "nothing was captured" in done.stderr
 
 
-def test_what_an_earlier_capture_left_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
-    for name in ("summary.json", "trace.json", "report.json", "events.jsonl", "mine.txt"):
+@pytest.mark.parametrize("length", [None, 60, 0], ids=["whole", "cut off", "empty"])
+def test_what_an_earlier_capture_left_is_gone_and_the_rest_stays(tmp_path: Path, length: int | None) -> None:
+    """Its summary is made first: one that was killed leaves it empty, or cut off."""
+    for name in ("trace.json", "report.json", "events.jsonl", "mine.txt"):
         (tmp_path / name).write_text("x", encoding="utf-8")
-    traced("--dir", str(tmp_path), "--", sys.executable, "-c", "")
+    (tmp_path / "summary.json").write_text(to_json(captured())[:length], encoding="utf-8")
+    done = traced("--dir", str(tmp_path), "--", sys.executable, "-c", "")
+    assert done.returncode == 0
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "trace.json", "report.json", "events.jsonl"])
+def test_what_another_run_left_is_refused_before_anything_is_started(tmp_path: Path, name: str) -> None:
+    """The receipt of a training is not overwritten."""
+    content = report().to_json()
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    done = traced("--dir", str(tmp_path), "--", sys.executable, "-c", "print('ran')")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"hotcompile: error: {str(tmp_path / name)!r} is of no capture: give another --dir, or move that "
+        "file away.\n"
+    )
+    assert (tmp_path / name).read_text(encoding="utf-8") == content
 
 
 def test_the_child_gets_the_order_and_hotcompile(tmp_path: Path) -> None:
