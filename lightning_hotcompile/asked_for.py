@@ -30,14 +30,16 @@ def callbacks_asked_for() -> list[Callback]:
     ``HOTCOMPILE_KEEP_EAGER`` (names with commas between them) and ``HOTCOMPILE_EVENT_LOG`` set the
     options of the same name, ``HOTCOMPILE_DEBUG=1`` prints each event and shows debug messages. While
     ``python -m lightning_hotcompile.trace`` or ``hotcompile worth`` runs the script, there is one more
-    callback, which captures or measures; under ``hotcompile explain`` there is only one, which explains.
+    callback, which captures or measures; under ``hotcompile explain`` there is only one, which explains, by
+    scope and ``keep_eager`` of the environment where the script has no callback of its own.
 
     Raises:
         ConfigError: a variable has a value that is not allowed.
     """
     explain = explain_order_from(os.environ)
     if explain is not None:
-        return [Explain(explain, HotCompile, _plan, _steps_left)]
+        config = HotCompileConfig(scope=_scope(), keep_eager=_keep_eager())
+        return [Explain(explain, HotCompile, config, _plan, _steps_left)]
     value, order, worth = switch(), order_from(os.environ), worth_order_from(os.environ)
     others: list[Callback] = [Capture(order, HotCompile)] if order is not None else []
     if worth is not None:

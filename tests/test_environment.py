@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hotcompile import HotCompile, HotCompileConfig, environment
+from lightning_hotcompile.capture.ending import TrainingEnded
+from lightning_hotcompile.capture.explanation import explanation_from
+from lightning_hotcompile.capture.order import EXPLAIN_VARIABLE, EXPLANATION_FILE, ExplainOrder
 from lightning_hotcompile.environment import callbacks_from_environment
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.switch import is_switched_off, switch
@@ -171,6 +174,30 @@ class TestOptions:
     def test_other_variables_do_nothing_without_the_switch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOTCOMPILE_THRESHOLD", "ten")
         assert callbacks_from_environment() == []
+
+    def test_explaining_goes_by_scope_and_keep_eager(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv(EXPLAIN_VARIABLE, ExplainOrder(folder=str(tmp_path)).to_text())
+        monkeypatch.setenv("HOTCOMPILE_SCOPE", "module")
+        monkeypatch.setenv("HOTCOMPILE_KEEP_EAGER", "layer")
+        with pytest.raises(TrainingEnded):
+            fit(trainer(tmp_path))
+        found = explanation_from((tmp_path / EXPLANATION_FILE).read_text(encoding="utf-8"))
+        assert "scope module" in found.plan
+        assert "keep_eager='layer'" in found.plan
+        own = HotCompile(scope="step")
+        with pytest.raises(TrainingEnded):
+            fit(trainer(tmp_path, own))
+        found = explanation_from((tmp_path / EXPLANATION_FILE).read_text(encoding="utf-8"))
+        assert found.scope == "step"
+        assert "keep_eager" not in found.plan
+
+    def test_explaining_refuses_a_wrong_scope(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv(EXPLAIN_VARIABLE, ExplainOrder(folder=str(tmp_path)).to_text())
+        monkeypatch.setenv("HOTCOMPILE_SCOPE", "region")
+        with pytest.raises(ConfigError, match="HOTCOMPILE_SCOPE='region' is not allowed"):
+            callbacks_from_environment()
 
     def test_event_log(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("HOTCOMPILE", "auto")

@@ -39,6 +39,7 @@ class Explain(Callback):
     Args:
         order: where to write, and the scope.
         companion: the class of the callback whose options count, should the script have one.
+        config: the options that count otherwise.
         plan_for: plans as that callback does.
         remaining: batches that the training has in all, ``None`` if unknown.
     """
@@ -47,6 +48,7 @@ class Explain(Callback):
         self,
         order: ExplainOrder,
         companion: type[Callback],
+        config: HotCompileConfig,
         plan_for: PlanFor,
         remaining: Callable[[pl.Trainer], int | None],
     ) -> None:
@@ -54,7 +56,7 @@ class Explain(Callback):
         self._companion = companion
         self._plan_for = plan_for
         self._remaining = remaining
-        self._config = HotCompileConfig()
+        self._config = config
         self._found: Explanation | None = None
         self._look: _Look | None = None
 

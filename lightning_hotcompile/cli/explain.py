@@ -51,7 +51,8 @@ def explain(
     What remains: whatever the script does before its first batch. It reads its data, and its loggers make
     their folders (wandb is disabled). Callbacks see the end as an exception (on_exception).
 
-    A HotCompile in the script's code gives its options. Exit code 2 if the script never trains with
+    A HotCompile in the script's code gives its options, HOTCOMPILE_SCOPE and HOTCOMPILE_KEEP_EAGER those of
+    a script without one. Exit code 2 if the script never trains with
     Lightning; that of the script if it fails.
     """
     with errors_told():

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor
 
-from lightning_hotcompile import HotCompile
+from lightning_hotcompile import HotCompile, HotCompileConfig
 from lightning_hotcompile.asked_for import _plan
 from lightning_hotcompile.capture.ending import TrainingEnded
 from lightning_hotcompile.capture.explaining import Explain
@@ -22,7 +22,12 @@ from tests.models import Net, fit, loader, make_trainer, seeded, weights
 
 def explain(tmp_path: Path, scope: str | None = None, **others: Any) -> Explain:
     order = ExplainOrder(folder=str(tmp_path), scope=scope)
-    options: dict[str, Any] = {"plan_for": _plan, "remaining": lambda trainer: 100, **others}
+    options: dict[str, Any] = {
+        "config": HotCompileConfig(),
+        "plan_for": _plan,
+        "remaining": lambda trainer: 100,
+        **others,
+    }
     return Explain(order, HotCompile, **options)
 
 
