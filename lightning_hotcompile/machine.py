@@ -11,6 +11,9 @@ from lightning_hotcompile.watch.stats import Ratio
 MOST_OF_A_PART = 1.25
 """So much faster a step may become without one part; what is slower than that is taken back at once."""
 
+TOO_SLOW = ", below min_speedup="
+"""In the reason of what was taken back for its speed, and in no other."""
+
 
 class Phase(str, enum.Enum):
     """Where one step signature stands."""
@@ -221,7 +224,7 @@ def _revert(state: State, facts: Facts) -> Transition:
 
 
 def _too_slow(state: State, facts: Facts, ratio: Ratio) -> Transition:
-    reason = f"{ratio.verdict}: {ratio}, below min_speedup={facts.min_speedup:g}"
+    reason = f"{ratio.verdict}: {ratio}{TOO_SLOW}{facts.min_speedup:g}"
     return Transition(_to(state, Phase.REVERTED, reason), Action.TAKE_OUT)
 
 

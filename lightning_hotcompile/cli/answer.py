@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lightning_hotcompile.machine import TOO_SLOW
 from lightning_hotcompile.receipt import wording
 from lightning_hotcompile.receipt.report import Report
 
@@ -38,7 +39,7 @@ class Answer:
             return "none"
         if report.phase == "steady":
             return "yes" if report.speedup.verdict == "faster" else "no"
-        return "no" if report.phase == "reverted" else "none"
+        return "no" if report.phase == "reverted" and TOO_SLOW in report.reason else "none"
 
     @property
     def saved_ms(self) -> float | None:
@@ -170,6 +171,8 @@ def _why_none(answer: Answer, report: Report) -> str:
         return f"{answer.ended} before there was a verdict ({report.phase}: {reason})"
     if report.phase == "declined":
         return f"nothing could be compiled: {reason}"
+    if report.phase == "reverted" and report.speedup is not None:
+        return f"{wording.speed(report.speedup)}, until the compiled code was taken back: {reason}"
     if report.phase == "reverted":
         return f"the compiled code could not be used: {reason}"
     return f"compiled steps could not be timed against eager ones: {reason}"

@@ -52,8 +52,8 @@ def explain(
     their folders (wandb is disabled). Callbacks see the end as an exception (on_exception).
 
     A HotCompile in the script's code gives its options, HOTCOMPILE_SCOPE and HOTCOMPILE_KEEP_EAGER those of
-    a script without one. Exit code 2 if the script never trains with
-    Lightning; that of the script if it fails.
+    a script without one. Exit code 2 if the script never trains with Lightning; that of the script if it
+    fails.
     """
     with errors_told():
         check_scope(scope)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hotcompile.cli.answer import Answer, numbers, rounded, sentences, stays_eager
+from lightning_hotcompile.machine import Facts, Phase, State, advance
 from lightning_hotcompile.receipt.report import RegionProof, Report
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
@@ -78,7 +79,9 @@ def test_yes_without_medians_that_say_so_has_no_break_even() -> None:
     ],
 )
 def test_no(phase: str, speedup: Ratio, words: str) -> None:
-    found = answer(phase=phase, speedup=speedup, reason="x")
+    taken_back = advance(State(phase=Phase.SETTLING), Facts(ratio=speedup, settling_is_over=True))
+    reason = taken_back.state.reason if phase == "reverted" else "x"
+    found = answer(phase=phase, speedup=speedup, reason=reason)
     assert (found.kind, found.break_even_steps) == ("no", None)
     (sentence,) = sentences(found)
     assert sentence.startswith(words)
@@ -89,6 +92,10 @@ def test_no(phase: str, speedup: Ratio, words: str) -> None:
     [
         ({"phase": "declined", "speedup": None}, "nothing could be compiled: too small"),
         ({"phase": "reverted", "speedup": None}, "the compiled code could not be used: too small"),
+        (
+            {"phase": "reverted"},
+            "1.50x faster (98% interval 1.40 to 1.60), until the compiled code was taken back: too small",
+        ),
         ({"speedup": None}, "compiled steps could not be timed against eager ones: too small"),
         (
             {"phase": "observing", "ended": "it ended"},
