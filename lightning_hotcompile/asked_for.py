@@ -41,11 +41,11 @@ def callbacks_asked_for() -> list[Callback]:
         config = HotCompileConfig(scope=_scope(), keep_eager=_keep_eager())
         return [Explain(explain, HotCompile, config, _plan, _steps_left)]
     value, order, worth = switch(), order_from(os.environ), worth_order_from(os.environ)
-    others: list[Callback] = [Capture(order, HotCompile)] if order is not None else []
-    if worth is not None:
-        others.append(AwaitVerdict(worth, HotCompile, _steps_left))
+    before: list[Callback] = [Capture(order, HotCompile)] if order is not None else []
+    # Behind the callback, whose clock has stopped by then: ranks wait for each other there.
+    after = [AwaitVerdict(worth, HotCompile, _steps_left)] if worth is not None else []
     if value not in ("auto", "force"):
-        return others
+        return [*before, *after]
     debug = os.environ.get("HOTCOMPILE_DEBUG", "") not in ("", "0")
     if debug:
         _show_debug_messages()
@@ -58,7 +58,7 @@ def callbacks_asked_for() -> list[Callback]:
         event_log=os.environ.get("HOTCOMPILE_EVENT_LOG") or None,
     )
     callback.from_environment = True
-    return [*others, callback]
+    return [*before, callback, *after]
 
 
 def _plan(

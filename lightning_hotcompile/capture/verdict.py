@@ -18,6 +18,9 @@ from lightning_hotcompile.either_lightning import CHECKPOINTS, Callback
 
 DECIDED = ("steady", "declined", "reverted")
 
+ASKED_EVERY = 10
+"""Steps; asking takes time, and lets ranks wait for each other that would not."""
+
 
 class AwaitVerdict(Callback):
     """Ends the training at HotCompile's verdict or at a limit; without either it goes on to its own end.
@@ -72,8 +75,8 @@ class AwaitVerdict(Callback):
             return
         self._steps += 1
         ended = self._why_to_end()
-        if trainer.world_size > 1 and trainer.strategy.reduce_boolean_decision(ended is not None, all=False):
-            ended = "another rank has ended the training" if ended is None else ended
+        if trainer.world_size > 1:
+            ended = self._agreed(trainer, ended)
         if ended is None:
             return
         self._write(trainer, ended, stopped=True)
@@ -93,6 +96,13 @@ class AwaitVerdict(Callback):
         if seconds >= order.max_seconds:
             return f"the limit of {order.max_seconds / 60:g} minutes (--max-minutes) was reached"
         return None
+
+    def _agreed(self, trainer: pl.Trainer, ended: str | None) -> str | None:
+        """All ranks end at the same step; they count alike, and ask each other at some steps only."""
+        if self._steps % ASKED_EVERY and self._steps != self._order.max_steps:
+            return None
+        ends = trainer.strategy.reduce_boolean_decision(ended is not None, all=False)
+        return "another rank has ended the training" if ends and ended is None else ended
 
     def _write(self, trainer: pl.Trainer, ended: str, *, stopped: bool) -> None:
         """The report as it stands, why it is no verdict (or ''), and how long the training would be."""

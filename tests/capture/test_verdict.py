@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
-from lightning_hotcompile import HotCompile
+from lightning_hotcompile import HotCompile, environment
+from lightning_hotcompile.capture.callback import Capture
 from lightning_hotcompile.capture.ending import TrainingEnded
-from lightning_hotcompile.capture.order import VERDICT_FILE, WorthOrder
+from lightning_hotcompile.capture.order import VARIABLE, VERDICT_FILE, WORTH_VARIABLE, Order, WorthOrder
 from lightning_hotcompile.capture.verdict import AwaitVerdict
 from tests.hot import hot
 from tests.models import Net, fit, loader, seeded
@@ -111,3 +112,55 @@ def test_its_record_says_who_ended_the_training(tmp_path: Path) -> None:
     fit(seeded(Net), [hot(), waiting(tmp_path)], train=loader(16), max_epochs=1)
     assert verdict(tmp_path)["stopped"] is False
     assert stopped(tmp_path, waiting(tmp_path, max_steps=1), hot())["stopped"] is True
+
+
+class TwoRanks:
+    """A Trainer, as far as the callback looks at it, of which the other rank would end at some step."""
+
+    def __init__(self, ends_at: int | None) -> None:
+        self.ends_at = ends_at
+        self.callbacks: list[Any] = [hot(threshold=50)]
+        self.world_size, self.is_global_zero, self.strategy = 2, True, self
+        self.step = 0
+        self.asked: list[int] = []
+
+    def reduce_boolean_decision(self, decision: bool, all: bool) -> bool:
+        self.asked.append(self.step)
+        return decision or (self.ends_at is not None and self.step >= self.ends_at)
+
+    def train(self, callback: AwaitVerdict, steps: int) -> None:
+        trainer: Any = self
+        callback.on_train_start(trainer, None)  # type: ignore[arg-type]
+        for self.step in range(1, steps + 1):
+            callback.on_train_batch_end(trainer, None, None, None, self.step)  # type: ignore[arg-type]
+
+
+def test_ranks_end_together_and_ask_each_other_at_few_steps(tmp_path: Path) -> None:
+    trainer = TwoRanks(ends_at=13)
+    with pytest.raises(TrainingEnded):
+        trainer.train(waiting(tmp_path), 50)
+    assert trainer.asked == [10, 20]
+    assert verdict(tmp_path)["ended"] == "another rank has ended the training"
+
+
+def test_ranks_end_at_the_limit_of_steps(tmp_path: Path) -> None:
+    trainer = TwoRanks(ends_at=None)
+    with pytest.raises(TrainingEnded):
+        trainer.train(waiting(tmp_path, max_steps=7), 50)
+    assert trainer.asked == [7]
+    assert verdict(tmp_path)["ended"] == "the limit of 7 steps (--max-steps) was reached"
+
+
+def test_it_comes_behind_the_callback_of_the_environment_and_sets_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nothing of it is timed as part of a step."""
+    order = WorthOrder(folder=str(tmp_path), max_seconds=600.0, max_steps=1, scope="regions", backend="eager")
+    monkeypatch.setenv(WORTH_VARIABLE, order.to_text())
+    monkeypatch.setenv(VARIABLE, Order(folder=str(tmp_path), steps=1).to_text())
+    monkeypatch.setenv("HOTCOMPILE", "force")
+    found = environment.callbacks_from_environment()
+    assert [type(c) for c in found] == [Capture, HotCompile, AwaitVerdict]
+    with pytest.raises(TrainingEnded):
+        fit(seeded(Net))
+    assert verdict(tmp_path)["report"]["scope"] == "regions"
