@@ -114,7 +114,7 @@ class CaseSuite(ABC):
             measured = _measured(runner, case, plan, {**self.options, **options})
             row = {"case": case, "plan": plan, **measured, **{name: facts[name] for name in OF_A_ROW}}
             kept.add(row)
-            console.print(self.line(row), highlight=False, soft_wrap=True)
+            console.print(self.line(row), highlight=False, markup=False, soft_wrap=True)
             self._write(folder, kept, facts)  # at once: whoever stops here loses nothing
         return self._rows(kept)
 

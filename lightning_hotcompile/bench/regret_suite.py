@@ -159,6 +159,7 @@ class RegretSuite:
             total = progress.add_task("", total=sum(map(expected_s, work)))
             console.print(
                 f"{len(work)} tasks, about {sum(map(expected_s, work)) / 60:.0f} min; {folder}",
+                markup=False,
                 soft_wrap=True,
             )
             _warm_up(work, runner, progress)
@@ -166,13 +167,13 @@ class RegretSuite:
                 progress.update(total, description=str(task))
                 trouble = _do(task, self.marks(task.case), runner, results, prepared)
                 said = f"cannot be run: {trouble}" if trouble else _seconds(results.of(task))
-                console.print(f"{task}: {said}", highlight=False, soft_wrap=True)
+                console.print(f"{task}: {said}", highlight=False, markup=False, soft_wrap=True)
                 progress.advance(total, expected_s(task))
                 self.write(results, facts)  # at once: whoever stops here loses nothing
         cells = self.write(results, facts)
         if cells:
             tables.picture(cells).savefig(folder / "regret.png", dpi=120)
-        console.print(tables.closing_words(cells), highlight=False, soft_wrap=True)
+        console.print(tables.closing_words(cells), highlight=False, markup=False, soft_wrap=True)
         return cells
 
     def cells(self, results: Results) -> list[Cell]:
@@ -246,7 +247,7 @@ def _warm_up(work: Sequence[Task], runner: Runner, progress: Progress) -> None:
             try:
                 runner("mlp", "step", 3, (), Path(folder))
             except RunFailed as error:
-                progress.console.print(f"it failed: {error}", highlight=False, soft_wrap=True)
+                progress.console.print(f"it failed: {error}", highlight=False, markup=False, soft_wrap=True)
 
 
 def expected_s(task: Task) -> float:

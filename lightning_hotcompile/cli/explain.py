@@ -141,7 +141,7 @@ def _table(found: Explanation) -> Table:
         modules = str(len(region.members)) if region.kind == "group" else ""
         counts = [f"{n:,}" for n in (region.calls, len(region.graphs), sum(region.graphs))]
         seen = counts if region.calls else [""] * len(counts)
-        table.add_row(region.name, region.kind, modules, *seen, Text(region.error or ""))
+        table.add_row(Text(region.name), region.kind, modules, *seen, Text(region.error or ""))
     return table
 
 

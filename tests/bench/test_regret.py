@@ -463,6 +463,17 @@ def test_wrong_choices_are_refused_by_name() -> None:
 # --- failures and going on ------------------------------------------------------------------------
 
 
+def test_what_an_error_and_a_folder_say_is_no_markup(tmp_path: Path) -> None:
+    told, why = io.StringIO(), "no [mask], no [/cpu]"
+    folder = tmp_path / "[new]"
+    folder.mkdir()
+    runner = FakeRunner(fail={"step": why, "step+optimizer": why})
+    a_suite().run(folder, runner=runner, console=Console(file=told))
+    assert f"it failed: {why}" in told.getvalue()
+    assert f"cannot be run: {why}" in told.getvalue()
+    assert str(folder) in told.getvalue()
+
+
 def test_an_arm_that_fails_is_named_and_hides_nothing(tmp_path: Path) -> None:
     cells = measure(tmp_path, FakeRunner(fail={"step": "NotImplementedError: manual optimization"}))
     assert len(cells) == 6

@@ -26,15 +26,15 @@ CASES_USED = ["mlp", "cnn", "lstm", "gan", "unet", "wide"]
 
 
 class FakeRunner:
-    def __init__(self, failing: str = "") -> None:
-        self.failing = failing
+    def __init__(self, failing: str = "", why: str = "boom") -> None:
+        self.failing, self.why = failing, why
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def __call__(self, case: str, plan: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         assert not list(folder.iterdir())
         self.calls.append((case, dict(options)))
         if case == self.failing:
-            raise RunFailed("boom")
+            raise RunFailed(self.why)
         speedup = 1.0 + 0.1 * len(self.calls)
         return {
             "phase": "steady", "reason": "faster", "scope": options["scope"], "regions": ["step"],
@@ -88,6 +88,11 @@ def test_what_cannot_be_compiled_is_a_row_with_its_reason(tmp_path: Path) -> Non
     table, failed, *_ = (tmp_path / "scopes.md").read_text().split("| case")[1].split("\n## ")
     assert "gan" not in table
     assert failed.strip().splitlines()[2:] == ["- gan, step: boom", "- gan, module: boom"]
+
+
+def test_what_an_error_says_is_no_markup(tmp_path: Path) -> None:
+    _, told = run(tmp_path, FakeRunner(failing="mlp", why="no [mask], no [/cpu]"), cases=["mlp"])
+    assert "mlp, step: failed: no [mask], no [/cpu]" in told
 
 
 def test_a_page_whose_first_row_failed_says_so(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_hotcompile.capture.explanation import Explanation, RegionSeen
+from lightning_hotcompile.cli.explain import _print
 from tests.cli.command import refused
 from tests.cli.scripts import ROOT, run, script
 
@@ -63,6 +65,15 @@ def test_json_is_all_of_stdout(tmp_path: Path) -> None:
     assert (found["scope"], found["declined"], found["breaks"]) == ("regions", None, [])
     assert {r["name"]: len(r["graphs"]) for r in found["regions"] if r["calls"]}
     assert found["model"] == "Net"
+
+
+def test_names_of_modules_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    region = RegionSeen(name="heads.[mask]", kind="module", members=(), calls=1, graphs=(7,), error="[/b]")
+    _print(Explanation(model="Net", plan="heads.[mask]", looked=True, regions=(region,)))
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        "heads.[mask]", "module", "", "1", "1", "7", "[/b]"
+    ]  # fmt: skip
 
 
 def test_a_script_without_a_trainer_is_refused(tmp_path: Path) -> None:
