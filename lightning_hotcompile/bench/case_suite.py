@@ -18,6 +18,7 @@ from lightning_hotcompile.bench import provenance
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.kept_rows import FAILED, OF_A_ROW, KeptRows, Row, all_of
 from lightning_hotcompile.bench.record_file import writing
+from lightning_hotcompile.bench.rows import cases_in
 from lightning_hotcompile.bench.runs import RunFailed, run_in_process
 from lightning_hotcompile.errors import ConfigError, near_names
 
@@ -83,11 +84,9 @@ class CaseSuite(ABC):
         """All rows, flat."""
         return pd.DataFrame(rows)
 
-    def chosen(self, case: str | Sequence[str] | None, quick: bool) -> CaseSuite:
+    def chosen(self, case: object, quick: bool) -> CaseSuite:
         """The suite with what was asked for: one case, several, ``all``, or None for the suite's own."""
-        names = [case] if isinstance(case, str) else case
-        names = list(CASES) if names == ["all"] else names
-        chosen = list(names or (self.quick_cases if quick else self.cases))
+        chosen = cases_in(case) or list(self.quick_cases if quick else self.cases)
         return type(self)(**{**vars(self), "cases": chosen})
 
     def run(

@@ -29,12 +29,12 @@ from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
 from lightning_hotcompile.bench.regret import Cell, cells_of, drift
 from lightning_hotcompile.bench.results import Results, Task
+from lightning_hotcompile.bench.rows import cases_in
 from lightning_hotcompile.bench.runs import Run, RunFailed
 from lightning_hotcompile.errors import ConfigError, near_names
 
 _T = TypeVar("_T")
 
-ALL = "all"
 _START_S, _COMPILE_S, _WARM_S, _STEP_S = 0.5, 20.0, 3.0, 0.005
 """What a process, a compile, a compile from the cache and a step take, to tell how long is left."""
 
@@ -81,18 +81,16 @@ class RegretSuite:
         if not self.lengths or not self.quick_lengths:
             raise ConfigError("no length is left: give one or more, for example suite.lengths=[500].")
 
-    def chosen(self, case: str | Sequence[str] | None, quick: bool) -> RegretSuite:
+    def chosen(self, case: object, quick: bool) -> RegretSuite:
         """The suite with what was asked for as its cases and lengths.
 
         Args:
             case: one name, several, ``all``, or None for the suite's own.
             quick: a few cases, and fewer lengths.
         """
-        cases = [case] if isinstance(case, str) else case
-        cases = list(CASES) if cases == [ALL] else cases
         return dataclasses.replace(
             self,
-            cases=list(cases or (self.quick_cases if quick else self.cases)),
+            cases=cases_in(case) or list(self.quick_cases if quick else self.cases),
             lengths=sorted(set(self.quick_lengths if quick else self.lengths)),
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.workloads import catalogue
 from lightning_hotcompile.errors import ConfigError, near_names
 
@@ -74,6 +75,16 @@ def names_in(case: object) -> list[str]:
     """
     names = list(case) if isinstance(case, (list, tuple)) else [] if case is None else [case]
     return [] if names == ["all"] else [str(name) for name in names]
+
+
+def cases_in(case: object) -> list[str]:
+    """The same for a suite with a selection of its own: all cases that there are for ``all``, empty for None.
+
+    Example:
+        >>> cases_in("mlp"), cases_in(None), "gan" in cases_in("all")
+        (['mlp'], [], True)
+    """
+    return list(CASES) if case in ("all", ["all"]) else names_in(case)
 
 
 def chosen(rows: Sequence[Row], cases: Sequence[str]) -> list[Row]:

@@ -445,11 +445,14 @@ def test_quick_and_case_choose() -> None:
     assert suite.chosen("cnn", False).cases == ["cnn"]
     assert suite.chosen(["cnn", "mlp"], False).lengths == [50, 5000]
     assert len(suite.chosen("all", False).cases) > 10
+    assert suite.chosen(["all"], True).cases == suite.chosen("all", False).cases
 
 
 def test_wrong_choices_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'mlp'"):
         a_suite().chosen("mpl", False)
+    with pytest.raises(ConfigError, match="cases: '24' is unknown"):
+        a_suite().chosen(24, False)
     with pytest.raises(ConfigError, match="'stepp' is unknown"):
         a_suite(arms=["stepp"])
     with pytest.raises(ConfigError, match="length of 0"):

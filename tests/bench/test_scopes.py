@@ -156,6 +156,8 @@ def test_choosing() -> None:
     assert suite.chosen(None, True).cases == ["mlp"]
     assert suite.chosen("gan", True).cases == ["gan"]
     assert suite.chosen("all", False).cases == list(CASES)
+    with pytest.raises(ConfigError, match="cases: '24' is unknown"):
+        suite.chosen(24, False)
 
 
 @pytest.mark.parametrize(
