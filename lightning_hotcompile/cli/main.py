@@ -31,7 +31,8 @@ app.command("doctor")(doctor.check_machine)
 app.command("explain", context_settings=launch.SETTINGS)(explain)
 app.command("worth", context_settings=launch.SETTINGS)(worth)
 run_commands.add_to(app)
-app.command("bench", context_settings=launch.SETTINGS)(bench)
+# Options that it does not know are the recipe's, wherever they stand.
+app.command("bench", context_settings={**launch.SETTINGS, "ignore_unknown_options": True})(bench)
 
 
 def _show_version(wanted: bool) -> None:

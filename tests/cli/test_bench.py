@@ -9,7 +9,7 @@ import pytest
 from lightning_hotcompile.cli import bench as command
 from lightning_hotcompile.cli.bench import find_recipe
 from lightning_hotcompile.cli.telling import CommandError
-from tests.cli.command import refused
+from tests.cli.command import hotcompile, refused
 from tests.cli.scripts import ROOT, run
 
 
@@ -38,6 +38,42 @@ def test_that_is_one_line_and_exit_code_2(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "__file__", str(tmp_path / "site" / "lightning_hotcompile" / "cli" / "b.py"))
     assert "recipes" in refused("bench", "suite=mlp")
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        (("suite=mlp", "--cfg", "job"), ("suite=mlp", "--cfg", "job")),
+        (("--cfg", "job"), ("--cfg", "job")),
+        (("--cfg=job", "suite=mlp", "--help"), ("--cfg=job", "suite=mlp", "--help")),
+        (("-m", "suite=mlp,rope", "-c", "job"), ("-m", "suite=mlp,rope", "-c", "job")),
+        (("-cjob",), ("-cjob",)),
+        (("+a=1", "~b"), ("+a=1", "~b")),
+        (("--", "--help"), ("--help",)),
+        ((), ()),
+    ],
+    ids=str,
+)
+def test_all_arguments_are_the_recipes(
+    given: tuple[str, ...], passed_on: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def remember(called_with: list[str], environment: object) -> int:
+        called.extend(called_with)
+        return 7
+
+    monkeypatch.setattr(command, "run_script", remember)
+    result = hotcompile("bench", *given)
+    assert result.exit_code == 7, result.output
+    assert tuple(called[2:]) == passed_on
+
+
+def test_the_commands_own_help_is_its_own() -> None:
+    result = hotcompile("bench", "--help")
+    assert result.exit_code == 0
+    assert "Usage: " in result.stdout
+    assert "'hotcompile bench -- --help' lists the suites" in result.stdout
 
 
 @pytest.mark.slow
