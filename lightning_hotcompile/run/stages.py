@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lightning.pytorch import Trainer
 
 from lightning_hotcompile.run import trainer_facts
-
-if TYPE_CHECKING:
-    from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-    from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 
 TRAIN = "train"
 
@@ -48,13 +44,13 @@ def remaining_batches(trainer: Trainer, stage: str, batch_s: float | None) -> in
     return _remaining_validation(trainer)
 
 
-def _left(batches: Sequence[int | float], loop: _EvaluationLoop | _PredictionLoop) -> int | None:
+def _left(batches: Sequence[int | float], loop: Any) -> int | None:
     """Steps that are left of one run through the data, of which each loader has so many batches."""
     steps = _steps(batches, loop)
     return None if steps is None else max(0, steps - loop.batch_progress.current.completed)
 
 
-def _steps(batches: Sequence[int | float], loop: _EvaluationLoop | _PredictionLoop) -> int | None:
+def _steps(batches: Sequence[int | float], loop: Any) -> int | None:
     """Loaders of a ``CombinedLoader`` come one after the other, or side by side."""
     mode = getattr(loop._combined_loader, "_mode", "sequential")
     total = {"min_size": min, "max_size": max, "max_size_cycle": max}.get(mode, sum)(batches)
