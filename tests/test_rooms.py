@@ -140,6 +140,10 @@ PRIVATE_TORCH = {
     "swap.tracing.added_guards": {"torch._dynamo"},
     # How it takes gradients in a step.
     "swap.tracing.own_gradients": {"torch._dynamo"},
+    # Whether Lightning goes through its loaders one after the other.
+    "run.stages": {"_combined_loader"},
+    # How it takes an optimizer that a step looks at.
+    "swap.tracing.optimizer_settings": {"torch._dynamo"},
     # For which backend it traces.
     "swap.tracing.overrides": {"torch._dynamo"},
     # How it captures operations on functions.

@@ -36,6 +36,11 @@ _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 _TO_FILES = ("loggers.tensorboard", "loggers.csv_logs")
 
 
+def _keeps(logger: Logger) -> bool:
+    """Whether it does anything: with ``fast_dev_run`` there is one that takes all and keeps nothing."""
+    return type(logger).__name__ != "DummyLogger"
+
+
 class LoggerMetrics:
     """Sends scalars, texts and pictures to all loggers of a Trainer, from rank zero.
 
@@ -52,7 +57,7 @@ class LoggerMetrics:
 
     def has_readers(self, trainer: pl.Trainer) -> bool:
         """Whether anything would be written: a receipt that nobody reads need not be made."""
-        return bool(self.prefix is not None and trainer.is_global_zero and trainer.loggers)
+        return self.prefix is not None and trainer.is_global_zero and any(map(_keeps, trainer.loggers))
 
     def log(self, trainer: pl.Trainer, values: Mapping[str, float | None]) -> None:
         """Log each value at the step that Lightning gives its own metrics now.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch import Trainer
 
@@ -37,32 +38,40 @@ def remaining_batches(trainer: Trainer, stage: str, batch_s: float | None) -> in
     if stage == TRAIN:
         return trainer_facts.remaining_batches(trainer, batch_s)
     if stage == "predict":
-        return _left(trainer.num_predict_batches, trainer.predict_loop.batch_progress.current.completed)
+        return _left(trainer.num_predict_batches, trainer.predict_loop)
     if stage == "test":
-        return _left(trainer.num_test_batches, trainer.test_loop.batch_progress.current.completed)
+        return _left(trainer.num_test_batches, trainer.test_loop)
     return _remaining_validation(trainer)
 
 
-def _left(batches: Sequence[int | float], done: int) -> int | None:
-    total = sum(batches)
-    return max(0, int(total) - done) if math.isfinite(total) else None
+def _left(batches: Sequence[int | float], loop: Any) -> int | None:
+    """Steps that are left of one run through the data, of which each loader has so many batches."""
+    steps = _steps(batches, loop)
+    return None if steps is None else max(0, steps - loop.batch_progress.current.completed)
+
+
+def _steps(batches: Sequence[int | float], loop: Any) -> int | None:
+    """Loaders of a ``CombinedLoader`` come one after the other, or side by side."""
+    mode = getattr(loop._combined_loader, "_mode", "sequential")
+    total = {"min_size": min, "max_size": max, "max_size_cycle": max}.get(mode, sum)(batches)
+    return int(total) if math.isfinite(total) else None
 
 
 def _remaining_validation(trainer: Trainer) -> int | None:
     """What is left of this validation, and all of those that the rest of a fit will still bring."""
     fitting = trainer.state.fn == "fit"
     loop = trainer.fit_loop.epoch_loop.val_loop if fitting else trainer.validate_loop
-    now = _left(trainer.num_val_batches, loop.batch_progress.current.completed)
+    now = _left(trainer.num_val_batches, loop)
     if not fitting or now is None:
         return now
     left = trainer_facts.remaining_batches(trainer, None)
-    if left is None:
-        return None
-    return now + _validations(trainer, left) * int(sum(trainer.num_val_batches))
+    validations = None if left is None else _validations(trainer, left)
+    each = _steps(trainer.num_val_batches, loop)
+    return None if validations is None or each is None else now + validations * each
 
 
-def _validations(trainer: Trainer, training_batches: int) -> int:
-    """Runs of the validation that come with so many training batches."""
+def _validations(trainer: Trainer, training_batches: int) -> int | None:
+    """Runs of the validation that come with so many training batches; ``None`` if they come by the clock."""
     every = getattr(trainer, "val_check_batch", None)
     epochs = trainer.check_val_every_n_epoch or 1
-    return int(training_batches / (every * epochs)) if every and math.isfinite(every) else 0
+    return int(training_batches / (every * epochs)) if every and math.isfinite(every) else None

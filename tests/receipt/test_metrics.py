@@ -234,6 +234,15 @@ class TestLoggerMetrics:
         assert not metrics.has_readers(trainer)
         assert logger.calls == []
 
+    @pytest.mark.parametrize(("fast_dev_run", "has_readers"), [(True, False), (False, True)])
+    def test_the_logger_of_a_fast_dev_run_reads_nothing(
+        self, tmp_path: Path, fast_dev_run: bool, has_readers: bool
+    ) -> None:
+        logger = RecordingLogger()
+        trainer = pl.Trainer(logger=logger, fast_dev_run=fast_dev_run, default_root_dir=tmp_path)
+        assert len(trainer.loggers) == 1
+        assert LoggerMetrics("hotcompile").has_readers(trainer) is has_readers
+
     def test_each_broken_logger_warns_for_itself(self, tmp_path: Path) -> None:
         metrics = LoggerMetrics("hotcompile")
         trainer = fake_trainer(BrokenLogger(tmp_path / "a"), BrokenLogger(tmp_path / "b"))

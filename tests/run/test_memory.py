@@ -25,6 +25,7 @@ from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
+from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm import choice
 from lightning_hotcompile.watch.signature import SignatureReader
 from tests.hot import assert_same
@@ -335,11 +336,23 @@ def test_what_compiling_cost_is_the_next_forecast(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
     (sample,) = Store(tmp_path / "s").compile_samples()
     assert sample.seconds == pytest.approx(one.report.compile_s)
-    assert sample.kinds == ("step", "optimizer")
-    assert not sample.warm
     two = learning(tmp_path / "s", scope="step", compile_optimizer=True)
     fit(seeded(Net, width=24), [two], max_epochs=1)
     assert f"costs about {sample.seconds:.0f} s" in two.report.decision
+
+
+@pytest.mark.parametrize(("warm", "samples"), [(False, 1), (True, 0), (None, 0)])
+def test_a_run_that_found_its_code_says_nothing_about_compiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: bool | None, samples: int
+) -> None:
+    """The store keeps the last 200 only: as many runs of that kind would push out what compiling takes."""
+    run = learning(tmp_path / "s", scope="step")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Installation, "was_warm", property(lambda self: warm))
+        fit(seeded(Net), [run], max_epochs=6)
+    assert run.report.compile_s > 0
+    monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
+    assert len(Store(tmp_path / "s").compile_samples()) == samples
 
 
 def test_what_a_child_process_took_is_the_next_forecast_of_one(

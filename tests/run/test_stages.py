@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from lightning_hotcompile.run.stages import remaining_batches
@@ -181,6 +183,34 @@ def test_what_is_left_of_validation_counts_those_to_come(interval: Any, validati
     fit(seeded(Looks), val=loader(16), max_epochs=4, val_check_interval=interval)
     assert seen[0] == 2 + validations * 2
     assert seen[-1] in (1, 2)
+
+
+def test_what_is_left_of_validation_by_the_clock_is_unknown() -> None:
+    seen: list[int | None] = []
+
+    class Looks(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append(remaining_batches(self.trainer, "validate", 0.1))
+
+    every = timedelta(microseconds=1)
+    fit(seeded(Looks), val=loader(16), max_epochs=2, val_check_interval=every, num_sanity_val_steps=0)
+    assert len(seen) > 4
+    assert set(seen) == {None}
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"), [("sequential", 6), ("min_size", 2), ("max_size", 4), ("max_size_cycle", 4)]
+)
+def test_what_is_left_of_loaders_side_by_side(mode: str, steps: int) -> None:
+    seen: list[int | None] = []
+
+    class Looks(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            seen.append(remaining_batches(self.trainer, "validate", 0.1))
+
+    both = CombinedLoader({"a": loader(16), "b": loader(32)}, mode)
+    make_trainer([]).validate(seeded(Looks), both, verbose=False)
+    assert seen == list(range(steps, 0, -1))
 
 
 @pytest.mark.parametrize(("steps", "batches"), [(1, 1), (2, 1), (1, 4)], ids=["one", "two", "accumulates"])

@@ -11,6 +11,7 @@ from lightning_hotcompile.swap.tracing.collectives import called_by_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
+from lightning_hotcompile.swap.tracing.optimizer_settings import as_they_are
 from lightning_hotcompile.swap.tracing.overrides import Overrides
 from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
@@ -23,8 +24,9 @@ _LEFT = (
     errors_stay_caught,
     entered_by_python,
     refused,
+    as_they_are,
 )
-"""What Dynamo does not stand in for, at the price of a graph break, or of the whole frame."""
+"""What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
 
 def all_overrides(break_the_graph: Callable[..., Any]) -> Overrides:

@@ -1,0 +1,33 @@
+"""A step that looks at its optimizer's settings finds them as they are.
+
+So that it can compile an optimizer's step Dynamo takes ``capturable`` to be set wherever anybody asks for
+``param_groups``. A training step that sets the learning rate by hand would write that into the groups as
+well: updates on a CPU raise then, and checkpoints keep it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.variables import OptimizerVariable
+
+from lightning_hotcompile.swap.tracing.overrides import Override
+
+_OPTIMIZERS = os.path.join("torch", "optim") + os.sep
+
+
+def as_they_are(break_the_graph: Callable[..., Any]) -> list[Override]:
+    """What Dynamo does otherwise.
+
+    Args:
+        break_the_graph: not used.
+    """
+
+    def attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
+        if name == "param_groups" and _OPTIMIZERS not in tx.f_code.co_filename:
+            return super(OptimizerVariable, variable).var_getattr(tx, name)
+        return prior(variable, tx, name)
+
+    return [Override(OptimizerVariable, "var_getattr", attribute)]
