@@ -32,14 +32,16 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             home = _importlib.import_module(f"{__name__}.{_HOMES[name]}")
-        except ImportError as error:
-            if not (error.name or "").startswith("torch."):
+        except (ImportError, AttributeError, KeyError) as error:
+            # `from lightning_hotcompile import HotCompile` would hide an AttributeError, and its cause.
+            if isinstance(error, ImportError) and not (error.name or "").startswith("torch."):
                 raise
             torch_version = _importlib.import_module("torch").__version__
             raise ImportError(
-                f"lightning_hotcompile {__version__} does not know torch {torch_version} ({error}): "
-                "a newer version of lightning_hotcompile may, or install torch 2.13.",
-                name=error.name,
+                f"lightning_hotcompile {__version__} does not know torch {torch_version} "
+                f"({type(error).__name__}: {error}): a newer version of lightning_hotcompile may, "
+                "or install torch 2.13.",
+                name=getattr(error, "name", None),
             ) from error
         found = getattr(home, name)
         globals()[name] = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.resources
 import inspect
@@ -65,6 +66,28 @@ def test_another_name_is_an_attribute_error_that_names_it() -> None:
         _ = lightning_hotcompile.HotCompiler  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match="HotCompiler"):
         exec("from lightning_hotcompile import HotCompiler")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("type object 'OutputGraph' has no attribute 'create_proxy'"),
+        KeyError("create_proxy"),
+        ImportError("cannot import name 'create_proxy'", name="torch._dynamo"),
+    ],
+)
+def test_a_torch_without_a_private_name_is_told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = importlib.import_module
+
+    def import_module(name: str) -> Any:
+        if name.startswith("lightning_hotcompile."):
+            raise error
+        return usual(name)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    monkeypatch.delitem(vars(lightning_hotcompile), "HotCompile")
+    with pytest.raises(ImportError, match=r"does not know torch .*create_proxy.*install torch 2\.13"):
+        exec("from lightning_hotcompile import HotCompile")
 
 
 def test_every_option_is_an_argument_with_the_same_default_and_nothing_else_is() -> None:

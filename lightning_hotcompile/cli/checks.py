@@ -163,7 +163,7 @@ def store(facts: Facts) -> Check:
         found = f"{facts.store}: only {facts.store_free / 2**30:.2f} GiB of its disk are free"
         remedy = "make room (1 GiB at least), or name a folder on another disk in HOTCOMPILE_STORE"
         return _warning("store", found, remedy)
-    if facts.store_mode is not None and facts.store_mode & 0o077:
+    if facts.store_mode is not None and facts.store_mode & 0o077 and facts.system != "win32":
         found = f"{facts.store}: others can look into it (mode {facts.store_mode:04o})"
         return _warning("store", found, f"chmod 700 {shlex.quote(facts.store)}")
     made = "" if facts.store_mode is not None else " (the first run makes it)"

@@ -66,12 +66,23 @@ def worth(
             check_scope(name)
         if not 0 < max_minutes < math.inf:
             raise CommandError(f"--max-minutes={max_minutes:g} is not allowed: give a number above 0.")
+        _check_temporary_folder(Path(tempfile.gettempdir()))
         answers = _answers(command, scope or [None], max_steps, max_minutes, backend, quiet, as_json)
         if as_json:
             print_json({"answers": [a.to_dict() for a in answers], "best": _best(answers)})
         elif len(answers) > 1:
             print_table(_comparison(answers))
     raise typer.Exit(_exit_code(answers))
+
+
+def _check_temporary_folder(folder: Path) -> None:
+    """The store is put there, with the compiled code in it."""
+    from lightning_hotcompile.cli.gathering import runs_code
+
+    if runs_code(folder) is False:
+        raise CommandError(
+            f"{folder} is on a disk from which no code is loaded (noexec): name another folder in TMPDIR."
+        )
 
 
 def _answers(

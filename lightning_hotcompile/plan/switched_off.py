@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import dis
-import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
+
+from lightning_hotcompile.plan.source import parsed
 
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -55,12 +56,10 @@ def is_switched_off(method: types.FunctionType, keyword: str, owner: nn.Module) 
 
 
 def _definition(method: types.FunctionType) -> ast.FunctionDef | None:
-    try:
-        lines, _ = inspect.getsourcelines(method.__code__)
-        # Not dedented: a comment, or a line of a string, may begin at the margin.
-        tree = ast.parse("".join(["if True:\n", *lines] if lines[0][:1].isspace() else lines))
-    except Exception:  # noqa: BLE001  # no source, or lines that are no statement by themselves
+    found = parsed(method.__code__)
+    if found is None:
         return None
+    tree, _ = found
     return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
 
 

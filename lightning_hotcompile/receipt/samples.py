@@ -86,9 +86,7 @@ class StepSamples:
 
 def json_with_rows(plain: Mapping[str, Any], name: str) -> str:
     """Indented JSON in which the list ``name`` has one line for each row, and comes last."""
-    others = json.dumps(
-        {k: v for k, v in plain.items() if k != name}, indent=2, ensure_ascii=False, allow_nan=False
-    )
-    rows = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in plain[name]]
+    others = json.dumps({k: v for k, v in plain.items() if k != name}, indent=2, allow_nan=False)
+    rows = [json.dumps(row, allow_nan=False) for row in plain[name]]
     listed = "\n    " + ",\n    ".join(rows) + "\n  " if rows else ""
     return f"{others[:-2]},\n  {json.dumps(name)}: [{listed}]\n}}\n"

@@ -14,6 +14,7 @@ from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.swap.inductor.paths import why_no_folder
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.swap.tracing.stance import stance_against_compiling, why_off
 from lightning_hotcompile.tracks import Track
@@ -203,6 +204,8 @@ class Judge:
             return f"max_signatures={limit} is reached"
         if (switch := why_off()) is not None:
             return f"torch.compile is switched off by {switch}"
+        if self._config.backend == "inductor" and (without := why_no_folder()) is not None:
+            return without
         if (failure := self._flip.why_useless()) is not None:
             return failure
         if self._watch.differentiates_twice:

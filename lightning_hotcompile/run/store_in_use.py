@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from lightning_hotcompile.config import HotCompileConfig
@@ -54,15 +55,18 @@ class StoreInUse:
         if self._backend != "inductor":
             return False
         ours = self._compilers_folder()
-        return inductor_paths.holds_headers(
-            ours / inductor_paths.HEADERS if ours is not None else inductor_paths.default_headers()
-        )
+        with contextlib.suppress(OSError):  # Inductor has no folder
+            return inductor_paths.holds_headers(
+                ours / inductor_paths.HEADERS if ours is not None else inductor_paths.default_headers()
+            )
+        return False
 
     def holds_graphs(self) -> bool:
         """Whether there is any compiled graph where this Trainer would keep its code."""
         if not self._found_graphs:  # remembered: it may be asked before each step
-            folder = self._compilers_folder() or inductor_paths.folder_in_use()
-            self._found_graphs = inductor_paths.holds_graphs(folder)
+            with contextlib.suppress(OSError):  # Inductor has no folder
+                folder = self._compilers_folder() or inductor_paths.folder_in_use()
+                self._found_graphs = inductor_paths.holds_graphs(folder)
         return self._found_graphs
 
     def _compilers_folder(self) -> Path | None:

@@ -102,6 +102,7 @@ class SafeFolder:
     def __init__(self, path: Path, *, lock_timeout: float = 2.0) -> None:
         self.path = _expanded(Path(path)).absolute()
         self._lock_timeout = lock_timeout
+        self._without_locks = False
         try:
             if not self.path.parent.exists():
                 _make_parents(self.path)
@@ -139,20 +140,35 @@ class SafeFolder:
         """Only one process at a time is in here for each name.
 
         Raises:
-            StoreBusy: another process did not let go in time.
-            StoreError: the folder is gone.
+            StoreBusy: another process did not let go in time; or there are no locks, as was told before.
+            StoreError: the folder is gone, or there are no locks on its disk.
         """
+        if self._without_locks:
+            raise StoreBusy(f"there are no locks in the store {str(self.path)!r}.")
         if not self.path.is_dir():  # the lock would make it anew, with other rights
             raise StoreError(f"the store {str(self.path)!r} is gone.")
         lock = FileLock(self.path / f"{name}.lock", timeout=self._lock_timeout, mode=0o600)
         try:
             lock.acquire(poll_interval=0.01)
         except (OSError, NotImplementedError) as error:
-            raise StoreBusy(f"the store {str(self.path)!r} is locked ({error}).") from error
+            if self._has_locks():
+                raise StoreBusy(f"the store {str(self.path)!r} is locked ({error}).") from error
+            self._without_locks = True
+            raise StoreError(
+                f"files cannot be locked on its disk ({error or type(error).__name__}), nothing is kept."
+            ) from error
         try:
             yield
         finally:
             lock.release()
+
+    def _has_locks(self) -> bool:
+        """Whether there is a lock to be had that nobody else can hold."""
+        try:
+            with self.scratch() as scratch, FileLock(scratch / "lock", timeout=0):
+                return True
+        except (OSError, NotImplementedError):
+            return False
 
     def write(self, path: Path, data: bytes) -> None:
         """Put a file in place as a whole or not at all, even if the power fails.

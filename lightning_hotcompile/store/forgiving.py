@@ -35,8 +35,8 @@ class Forgiving:
     def attempt(self, what: str, action: Callable[[], Result], *, lock: str) -> Result | None:
         """What ``action`` gives with the lock held, and ``None`` where it could not be done.
 
-        An error of the disk is told; a lock that another process holds is only a note for debugging,
-        for the next run writes again. What killed processes left is removed before.
+        An error of the disk is told, and once that it has no locks; a lock that another process holds is only
+        a note for debugging, for the next run writes again. What killed processes left is removed before.
         """
         try:
             with self._folder.locked(lock):

@@ -70,10 +70,22 @@ class _Pending:
         # All are asked: the step may have ended on another stream than the one it began on.
         return all(event.query() for event in (self.started.after, self.begin, self.end) if event is not None)
 
-    def time(self) -> StepTime:
-        after = self.started.after
-        wait = 0.0 if after is None else max(0.0, after.elapsed_time(self.begin)) / 1e3
-        return self.started.took(self.begin.elapsed_time(self.end) / 1e3, wait)
+    def time(self) -> StepTime | None:
+        seconds, after = _seconds(self.begin, self.end), self.started.after
+        if seconds is None:
+            return None
+        wait = None if after is None else _seconds(after, self.begin)
+        return self.started.took(seconds, max(0.0, wait or 0.0))
+
+
+def _seconds(begin: TimingEvent, end: TimingEvent) -> float | None:
+    """``None`` where the device has passed both marks at one moment, for which Metal's events raise."""
+    try:
+        return begin.elapsed_time(end) / 1e3
+    except torch.AcceleratorError:
+        raise
+    except RuntimeError:
+        return None
 
 
 def _default_make_event(device_type: str) -> Callable[[], TimingEvent] | None:
@@ -119,7 +131,8 @@ class StepClock:
         self._left_at: float | None = None
         self._ended: TimingEvent | None = None
         self.dropped = 0
-        """Steps whose time was given up: nobody drained them, or the accelerator lagged too far behind."""
+        """Steps whose time was given up: nobody drained them, the accelerator lagged too far behind, or
+        could not tell it."""
 
     def start(self, tag: Hashable) -> None:
         """Begin a step. One that was begun and never stopped is forgotten."""
@@ -181,5 +194,9 @@ class StepClock:
 
     def _resolve(self) -> None:
         while self._pending and self._pending[0].is_done():
-            self._keep(self._pending[0].time())
+            step = self._pending[0].time()
             self._pending.popleft()
+            if step is None:
+                self.dropped += 1
+            else:
+                self._keep(step)

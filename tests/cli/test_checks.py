@@ -108,6 +108,7 @@ FINE: list[tuple[str, dict[str, Any], str]] = [
     ("TransformerEngine", {"transformer_engine": "2.20"}, "transformer-engine 2.20"),
     ("store", {"store_mode": None}, "the first run makes it"),
     ("store", {"store_free": None}, "/home/a/store"),
+    ("store", {"system": "win32", "store_mode": 0o777}, "/home/a/store"),
     ("compiler's cache", {"cache_runs_code": None}, "/home/a/store"),
     ("compiler's cache", {"cache": None}, "PyTorch's own place"),
     ("compiler's cache", {"cache": None, "torch": None}, "not looked at"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from lightning_hotcompile.cli import gathering
 from lightning_hotcompile.cli.worth import environment_of
 from tests.cli.command import refused
 from tests.cli.scripts import run, script
@@ -136,3 +138,10 @@ def test_the_script_knows_nothing_from_before(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_one_line(arguments: tuple[str, ...], why: str) -> None:
     assert why in refused("worth", *arguments, "train.py")
+
+
+def test_a_temporary_folder_that_loads_no_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "runs_code", lambda folder: False)
+    line = refused("worth", "train.py")
+    assert tempfile.gettempdir() in line
+    assert "another folder in TMPDIR" in line

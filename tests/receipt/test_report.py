@@ -10,6 +10,7 @@ import json
 import math
 import pickle
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +182,12 @@ class TestDictAndJson:
     @each_report
     def test_json_round_trip(self, report: Report) -> None:
         assert json.loads(report.to_json()) == report.to_dict()
+
+    def test_any_encoding_of_a_file_takes_the_json(self, tmp_path: Path) -> None:
+        report = dataclasses.replace(STEADY, reason="größer als 1 µs", plan="└── 网")
+        file = tmp_path / "report.json"
+        file.write_text(report.to_json(), encoding="cp1252")  # as Windows' Path.write_text does
+        assert json.loads(file.read_text(encoding="utf-8")) == report.to_dict()
 
     @each_report
     def test_only_plain_json_types(self, report: Report) -> None:

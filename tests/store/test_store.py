@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.store import records, samples
@@ -175,6 +177,26 @@ class TestLock:
             holder.communicate()
         assert "profile not kept" in caplog.text
         assert store.remember(profile()) is True
+
+    @pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError()])
+    def test_a_disk_without_locks_is_told_once_and_asked_no_more(
+        self, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, asked = store_in(tmp_path), []
+
+        def acquire(lock: FileLock, **_: object) -> None:
+            asked.append(lock)
+            raise error
+
+        monkeypatch.setattr(FileLock, "acquire", acquire)
+        with pytest.warns(HotCompileWarning, match="cannot be locked") as told:
+            kept = [store.remember(profile()), store.add_compile_sample(sample()), store.bound()]
+        assert kept == [False, False, 0]
+        assert len(told) == 1
+        assert len(asked) == 2, "the store's, and one that nobody can hold"
+        assert store.find(key()) is None
+        with pytest.raises(StoreError, match="no locks"):
+            store.clear()
 
 
 class TestKilledWriter:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import linecache
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -373,13 +374,35 @@ def test_groups_of_errors_are_caught_too(tmp_path: Path) -> None:
         "    except* RuntimeError:",
         "        pass",
     ]
-    (tmp_path / "of_groups.py").write_text("import torch\n" + "\n".join(lines), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("of_groups", tmp_path / "of_groups.py")
+    module = imported(tmp_path / "of_groups.py", lines)
+    assert what_becomes(module.f, 4) is Raised.CAUGHT
+
+
+def imported(file: Path, lines: list[str]) -> Any:
+    file.write_text("import torch\n" + "\n".join(lines), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert what_becomes(module.f, 4) is Raised.CAUGHT
+    return module
+
+
+def test_a_warning_about_the_source_hides_no_handler(tmp_path: Path) -> None:
+    lines = [
+        "def f():",
+        '    """Of a \\d escape."""',
+        "    try:",
+        "        return torch.ones(1)",
+        "    except RuntimeError:",
+        "        pass",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = imported(tmp_path / "of_escapes.py", lines)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert what_becomes(module.f, 5) is Raised.CAUGHT
 
 
 def test_an_error_under_another_name_may_be_any() -> None:

@@ -6,15 +6,19 @@ import os
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor.runtime import cache_dir_utils
 
+from lightning_hotcompile.cli import gathering
 from lightning_hotcompile.store import compiler_cache, hardware
 from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.swap.graphs.thread_state import ThreadState
+from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.optimizers.optimizer_values import LearningRates
 from lightning_hotcompile.swap.parity import clones, difference, proportion
 from lightning_hotcompile.swap.parity.difference import Run, largest_difference
@@ -173,6 +177,43 @@ def test_a_compiler_that_is_switched_off_is_a_reason(monkeypatch: pytest.MonkeyP
     assert "switched off by" in callback.report.reason
     assert "DISABLE" in callback.report.reason
     assert callback.report.fused, "what needs no compiler is tried all the same"
+
+
+def no_name() -> str:
+    raise KeyError("getpwuid(): uid not found: 4242")
+
+
+def no_temporary_folder() -> str:
+    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+
+@pytest.mark.parametrize(
+    ("default", "reason"), [(no_name, "no name (set USER)"), (no_temporary_folder, "No usable temporary")]
+)
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("cost_gate", [True, False])
+def test_a_compiler_without_a_folder_is_a_reason(
+    default: Callable[[], str],
+    reason: str,
+    stored: bool,
+    cost_gate: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(cache_dir_utils, "default_cache_dir", default)
+    monkeypatch.delenv(inductor_paths.FOLDER, raising=False)
+    callback = hot(backend="inductor", cost_gate=cost_gate, store=tmp_path / "store" if stored else None)
+    fit(seeded(Net), [callback])
+    assert callback.report.phase == "declined"
+    assert "Inductor has no folder of its own" in callback.report.reason
+    assert reason in callback.report.reason
+
+
+def test_a_folder_is_the_users_where_torch_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cache_dir_utils, "default_cache_dir", no_name)
+    monkeypatch.setenv(inductor_paths.FOLDER, str(tmp_path))
+    assert inductor_paths.chosen_by_user() == str(tmp_path)
+    assert gathering.cache_facts()["cache"] == str(tmp_path)
 
 
 @pytest.mark.parametrize("stance", ["force_eager", "fail_on_recompile", "eager_on_recompile"])

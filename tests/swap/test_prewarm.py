@@ -423,6 +423,9 @@ def around(**changes: Any) -> Surroundings:
         ("auto", "inductor", {"compiled": True}, None),
         ("auto", "inductor", {"training_threads": 1, "cores": 1}, "no spare core"),
         (True, "inductor", {"training_threads": 1, "cores": 1}, None),
+        ("auto", "inductor", {"training_threads": 64, "cores": 1}, "no spare core: training uses 64 threads"),
+        (True, "inductor", {"training_threads": 64, "cores": 1}, None),
+        ("auto", "inductor", {"training_threads": 64, "cores": 2}, None),
         ("auto", "inductor", {"training_threads": 8, "accelerator": True}, None),
         ("auto", "inductor", {"free_memory": 2**30}, "1.0 GiB of memory are free, 2.0 GiB are needed"),
         ("auto", "inductor", {"free_memory": None}, None),
@@ -464,6 +467,7 @@ def test_training_and_the_child_are_slower_without_a_spare_core() -> None:
     assert (slowed_share(elsewhere), crowding(elsewhere)) == (0.0, ON_ACCELERATOR)
     assert slowed_share(around(cores=2, training_threads=2)) == SLOWED_SHARE < 1
     assert slowed_share(around(cores=9, training_threads=9)) == SLOWED_SHARE / 8
+    assert slowed_share(around(cores=4, training_threads=64)) == SLOWED_SHARE / 3  # a container's quota
     assert crowding(around(cores=2, training_threads=2)) == CROWDED > 1
 
 

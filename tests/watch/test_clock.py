@@ -174,6 +174,26 @@ def test_streams_may_end_in_another_order(now, device):
     assert [step.wait_seconds for step in clock.drain()] == [0.0, 0.0]
 
 
+def test_marks_that_are_passed_at_one_moment_are_no_error(now, device):
+    class StrictEvent(FakeEvent):
+        """As Metal's: the end has to be later."""
+
+        def elapsed_time(self, end: FakeEvent) -> float:
+            if end.at <= self.at:
+                raise RuntimeError("End event 2 was not recorded after start event 1")
+            return super().elapsed_time(end)
+
+    clock = StepClock("mps", now=now, make_event=lambda: StrictEvent(device))
+    device_step(clock, device, "a", 1.0)
+    device_step(clock, device, "b", 2.0)
+    device_step(clock, device, "empty", 0.0)
+    device.milliseconds += 4.0
+    device_step(clock, device, "c", 1.0)
+    device.passed = device.made
+    assert [(s.tag, s.wait_seconds) for s in clock.drain()] == [("a", 0.0), ("b", 0.0), ("c", 0.004)]
+    assert clock.dropped == 1
+
+
 def test_pending_steps_are_bounded(now, device):
     clock = StepClock("cuda", now=now, make_event=device.event)
     for i in range(MAX_PENDING + 5):

@@ -28,14 +28,34 @@ def _codecache() -> Any:
 
 
 def default_folder() -> str:
-    """Torch's own folder, below the system's temporary one."""
+    """Torch's own folder, below the system's temporary one.
+
+    Raises:
+        OSError: there is no temporary folder, or (before torch 2.13) this user has no name.
+    """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    return default_cache_dir()
+    try:
+        return default_cache_dir()
+    except KeyError as error:
+        raise OSError(f"this user has no name (set USER): {error.args[0]}") from error
+
+
+def why_no_folder() -> str | None:
+    """Why Inductor cannot be imported: it asks for its own folder, even where another one is set."""
+    try:
+        default_folder()
+    except OSError as error:
+        return f"Inductor has no folder of its own: {error}"
+    return None
 
 
 def folder_in_use() -> str:
-    """The folder that Inductor reads and writes now."""
+    """The folder that Inductor reads and writes now.
+
+    Raises:
+        OSError: none is set, and there is no default.
+    """
     return os.environ.get(FOLDER) or default_folder()
 
 
@@ -60,7 +80,11 @@ def holds_headers(folder: str | Path | None) -> bool:
 
 
 def default_headers() -> str:
-    """The folder of the precompiled C++ headers below torch's own one."""
+    """The folder of the precompiled C++ headers below torch's own one.
+
+    Raises:
+        OSError: torch has none.
+    """
     return os.path.join(default_folder(), HEADERS)
 
 
@@ -72,9 +96,10 @@ def use_headers(folder: Path) -> Callable[[], None]:
 def chosen_by_user() -> str | None:
     """The folder that somebody else has set, or ``None`` for torch's default."""
     given = os.environ.get(FOLDER)
-    if not given or os.path.abspath(given) == os.path.abspath(default_folder()):
-        return None
-    return given
+    with contextlib.suppress(OSError):  # there is no default that it could be
+        if given and os.path.abspath(given) == os.path.abspath(default_folder()):
+            return None
+    return given or None
 
 
 def point_at(folder: Path) -> Callable[[], None]:

@@ -105,7 +105,7 @@ def why_not(
         return "the child process needs a Python interpreter, and there is none beside this program"
     if prewarm is True:
         return None
-    if _is_crowded(around) and threads_meanwhile(around) is None:
+    if _is_crowded(around) and (around.cores < 2 or threads_meanwhile(around) is None):
         why = ", and compiled code is in use that was made for them" if around.compiled else ""
         return f"no spare core: training uses {_all_threads(around)} threads on {around.cores} cores{why}"
     if around.free_memory is not None and around.free_memory < need:
@@ -134,7 +134,8 @@ def slowed_share(around: Surroundings) -> float:
     """Share of a child's time by which training falls behind while it has a thread less."""
     if not _is_crowded(around):
         return 0.0
-    return SLOWED_SHARE / max(1, around.training_threads - 1)  # one of many threads is missed less
+    running = min(around.training_threads, around.cores)
+    return SLOWED_SHARE / max(1, running - 1)  # one of many threads is missed less
 
 
 def crowding(around: Surroundings) -> float:

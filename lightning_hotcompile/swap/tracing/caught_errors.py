@@ -13,7 +13,6 @@ import ast
 import builtins
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import types
@@ -27,6 +26,7 @@ import torch
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.resume_execution import ContinueExecutionCache
 
+from lightning_hotcompile.plan.source import parsed
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -150,13 +150,10 @@ _LEAVES = (ast.Return, ast.Continue, ast.Break)
 @functools.lru_cache(maxsize=4096)
 def _guarded(code: types.CodeType) -> tuple[_Guarded, ...]:
     """Lines with handlers around them, the innermost first."""
-    try:
-        lines, first = inspect.getsourcelines(code)
-        # Not dedented: a comment, or a line of a string, may begin at the margin.
-        tree = ast.parse("if True:\n" + "".join(lines) if lines[0][:1].isspace() else "\n" + "".join(lines))
-    except Exception:  # noqa: BLE001  # no source, or lines that are no statement by themselves (a lambda)
+    found = parsed(code)
+    if found is None:
         return ()
-    above = first - 2
+    tree, above = found
     return tuple(
         _Guarded(
             first=above + node.body[0].lineno,
