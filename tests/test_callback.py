@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_hotcompile.receipt.metrics import LoggerMetrics
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.tracks import SOON
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 SCOPES: dict[str, dict[str, Any]] = {
@@ -51,8 +51,7 @@ class TestMainJob:
             torch.testing.assert_close(trainer.callback_metrics[key], value, rtol=1e-4, atol=1e-4)
         report = callback.report
         assert report.phase == "steady", report.reason
-        assert report.regions
-        assert all(r.proven for r in report.regions), report.to_text()
+        assert_proven(report)
         assert report.recompiles == 0
         assert report.speedup is not None
         assert report.compile_s > 0
@@ -441,7 +440,7 @@ class TestLifecycle:
         assert calls
         assert "training_step" not in vars(model)
         assert callback.report.steps == 48
-        assert all(region.proven for region in callback.report.regions)
+        assert_proven(callback.report)
 
     @pytest.mark.parametrize("scope", ["step", "regions"])
     def test_checkpoints_are_those_of_eager_and_resume_both_ways(self, tmp_path: Path, scope: str) -> None:

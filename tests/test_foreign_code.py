@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder
 from torch._dynamo.variables.tensor import TensorVariable
 
 from lightning_hotcompile import HotCompile
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 
@@ -264,4 +264,4 @@ def test_one_process_can_train_as_often_as_it_likes(scope: str) -> None:
         for _ in range(5):
             callback = hot(scope=scope, compile_optimizer=True)
             fit(seeded(Net), [callback], max_steps=8, max_epochs=-1)
-            assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+            assert_proven(callback.report)

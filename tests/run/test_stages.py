@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.run.stages import remaining_batches
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 
@@ -41,7 +41,7 @@ def test_validation_inside_a_fit_has_its_own_detector_and_report(scope: str) -> 
     assert set(callback.reports) == {"train", "validate"}
     for stage, report in callback.reports.items():
         assert report.phase in ("steady", "settling"), f"{stage}: {report.reason}"
-        assert all(r.proven for r in report.regions), report.to_text()
+        assert_proven(report)
         assert report.recompiles == 0
         assert {e["stage"] for e in report.events} == {stage}
     assert callback.reports["validate"].steps == 36, "the sanity check is not watched"
@@ -71,7 +71,7 @@ def test_an_evaluation_alone_is_compiled_if_asked_for(stage: str) -> None:
     for name, value in expected[0].items():
         assert found[0][name] == pytest.approx(value, abs=1e-4)
     assert callback.report.steps == 12
-    assert all(r.proven for r in callback.report.regions)
+    assert_proven(callback.report)
     assert list(callback.reports) == [stage]
 
 
@@ -87,7 +87,7 @@ def test_predictions_are_those_of_eager() -> None:
 def test_inference_mode_off_is_another_grad_mode_and_works_too() -> None:
     callback = hot(stages=("test",), scope="regions")
     make_trainer([callback], inference_mode=False).test(seeded(Evaluates), loader(), verbose=False)
-    assert all(r.proven for r in callback.report.regions)
+    assert_proven(callback.report)
 
 
 def test_several_dataloaders_are_signatures_of_their_own() -> None:
