@@ -85,8 +85,10 @@ def test_predictions_are_those_of_eager() -> None:
 
 
 def test_inference_mode_off_is_another_grad_mode_and_works_too() -> None:
-    callback = hot(stages=("test",), scope="regions")
-    make_trainer([callback], inference_mode=False).test(seeded(Evaluates), loader(), verbose=False)
+    plain, model, callback = seeded(Evaluates), seeded(Evaluates), hot(stages=("test",), scope="regions")
+    (expected,) = make_trainer(inference_mode=False).test(plain, loader(), verbose=False)
+    (found,) = make_trainer([callback], inference_mode=False).test(model, loader(), verbose=False)
+    assert found == pytest.approx(expected, abs=1e-4)
     assert_proven(callback.report)
 
 
@@ -102,6 +104,8 @@ def test_several_dataloaders_are_signatures_of_their_own() -> None:
     for a, b in zip(expected, found, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
     assert callback.report.phase in ("settling", "steady", "flipping")
+    detected = [e for e in callback.report.events if e["kind"] == "detected"]
+    assert len({e["signature"] for e in detected}) == len(detected) == 2
 
 
 def test_stages_without_training_leave_training_alone() -> None:

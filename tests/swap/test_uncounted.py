@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lightning_hotcompile.swap.graphs.uncounted import not_counting, written_behind_autograd
 from lightning_hotcompile.swap.parity.compare import compare
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 RECOMPUTES = "aot_eager_decomp_partition"
@@ -205,6 +205,7 @@ def test_noise_that_replaces_data() -> None:
     fit(model, [callback])
     assert_same(plain, model, tolerance=1e-6)
     assert not callback.report.regions[0].proven
+    assert "its backward needs an input whose .data it replaces" in callback.report.reason
 
 
 class Gate(Net):
@@ -260,6 +261,7 @@ def test_what_is_written_and_then_used_in_one_graph(backend: str) -> None:
     callback = hot(backend=backend, scope="step", compile_optimizer=False, on_error="eager")
     fit(plain)
     fit(model, [callback])
+    assert_proven(callback.report)
     assert_same(plain, model, tolerance=1e-5)
 
 
