@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.graphs.uncounted import not_counting, written_behind_autograd
+from lightning_hotcompile.swap.graphs.uncounted import HiddenWrites, not_counting, written_behind_autograd
 from lightning_hotcompile.swap.parity.compare import compare
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
@@ -196,6 +196,13 @@ def test_noise_that_another_graph_reads_as_well() -> None:
     fit(plain)
     fit(model, [callback])
     assert_same(plain, model, tolerance=1e-6)
+
+
+def test_a_graph_that_only_reads_what_another_one_writes_behind_autograd() -> None:
+    hidden, x, noise = HiddenWrites(), torch.ones(4, 8), torch.zeros(8, 3)
+    assert hidden.seen_by([x, noise], ()) == ()
+    assert hidden.seen_by([x, noise], (1,)) == (1,)
+    assert hidden.seen_by([noise[2:], 3, x, noise], ()) == (0, 3)
 
 
 def test_noise_that_replaces_data() -> None:
