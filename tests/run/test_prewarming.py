@@ -42,8 +42,9 @@ class TestMachine:
 
     def test_training_goes_on_while_it_runs(self) -> None:
         state = State(phase=Phase.PREWARMING)
-        assert advance(state, Facts(prewarm="running")) == advance(state, Facts(prewarm="running"))
-        assert advance(state, Facts(prewarm="running")).action is Action.NONE
+        found = advance(state, Facts(prewarm="running"))
+        assert found.state is state
+        assert found.action is Action.NONE
 
     def test_then_it_flips(self) -> None:
         state = State(phase=Phase.PREWARMING, reason="it pays")
@@ -183,6 +184,7 @@ def test_an_exception_in_the_traced_step_gives_the_model_back(scripted: type[Scr
         ({"prewarm": False}, "prewarm=False"),
         ({"backend": "aot_eager"}, "no cache on disk"),
         ({"threshold": 0}, "threshold=0"),
+        ({"mode": "max-autotune"}, "max-autotune times kernels"),
     ],
     ids=str,
 )
