@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from lightning_hotcompile import HotCompile
+from lightning_hotcompile import HotCompile, Report
 from tests.models import fit, seeded, weights
 
 ALWAYS_LOGGED = (
@@ -49,6 +49,12 @@ def assert_same(a: nn.Module, b: nn.Module, tolerance: float = 1e-4) -> None:
         torch.testing.assert_close(
             value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def assert_proven(report: Report) -> None:
+    """Something was compiled, and compiled code ran in each region."""
+    assert report.regions, report.to_text()
+    assert all(region.proven for region in report.regions), report.to_text()
 
 
 def assert_compiled_as_eager(model_class: type[pl.LightningModule], **options: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile import HotCompile
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 HOOKS = [
@@ -61,7 +61,7 @@ def test_other_shapes_in_a_hook_make_no_recompile(hook: str, first: bool) -> Non
 
     callback = train(hook, look, first=first, scope="regions")
     assert callback.report.phase == "steady"
-    assert all(region.proven for region in callback.report.regions)
+    assert_proven(callback.report)
     assert callback.report.recompiles == 0
 
 
@@ -78,7 +78,7 @@ def test_a_block_can_be_traced_in_a_hook(hook: str, scope: str, first: bool) -> 
     callback = train(hook, look, first=first, scope=scope)
     assert callback.report.phase == "steady"
     assert len(traced) == 2 * callback.report.steps
-    assert all(region.proven for region in callback.report.regions)
+    assert_proven(callback.report)
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_hotcompile.receipt.metrics import LoggerMetrics
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.tracks import SOON
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 SCOPES: dict[str, dict[str, Any]] = {
@@ -51,8 +51,7 @@ class TestMainJob:
             torch.testing.assert_close(trainer.callback_metrics[key], value, rtol=1e-4, atol=1e-4)
         report = callback.report
         assert report.phase == "steady", report.reason
-        assert report.regions
-        assert all(r.proven for r in report.regions), report.to_text()
+        assert_proven(report)
         assert report.recompiles == 0
         assert report.speedup is not None
         assert report.compile_s > 0
@@ -119,8 +118,14 @@ class TestMainJob:
         callback = hot(scope=scope)
         trainer = fit(model, [callback])
         assert len(calls) == trainer.global_step
-        if scope != "step":  # there the hook is traced, which may not come to rest
+        if scope != "step":
             assert callback.report.phase == "steady"
+            assert_proven(callback.report)
+        else:  # there the hook is traced, and the list that it fills has another length in each call
+            step = next(r for r in callback.report.regions if r.kind == "step")
+            assert step.runs > 0
+            assert not step.proven
+            assert any("and Dynamo compiles no more" in note for note in callback.report.notes)
 
     def test_user_counters_in_a_block_count_each_real_call_once(self) -> None:
         class Counts(nn.Linear):
@@ -139,7 +144,9 @@ class TestMainJob:
 
         plain, model = seeded(Counting), seeded(Counting)
         fit(plain, limit_train_batches=5, max_epochs=1)
-        fit(model, [hot(scope="regions")], limit_train_batches=5, max_epochs=1)
+        callback = hot(scope="regions")
+        fit(model, [callback], limit_train_batches=5, max_epochs=1)
+        assert_proven(callback.report)
         assert model.blocks[0][0].calls == plain.blocks[0][0].calls == 5
         assert_same(plain, model)
 
@@ -178,6 +185,7 @@ class TestLogging:
         plain, model, callback = seeded(Counts), seeded(Counts), hot(scope="step")
         fit(plain)
         fit(model, [callback])
+        assert_proven(callback.report)
         assert callback.report.recompiles == 0, callback.report.events
         assert_same(plain, model)
 
@@ -401,13 +409,19 @@ class TestLifecycle:
         fit(model, [callback, Copies(), Keys()])
         assert callback.report.phase == "steady"
         assert all(k == keys[0] for k in keys)
-        x = torch.randn(4, 8)
+        assert_proven(callback.report)
+        assert len(copies) == 2
+        x, y = next(iter(loader()))
+        runs = [r.runs for r in callback.report.regions]
         for clone in copies:
+            assert clone.training_step.__func__ is Net.training_step
             before = clone(x)
             with torch.no_grad():
-                clone.head.bias.add_(1.0)
-            torch.testing.assert_close(clone(x), before + 1.0)
-            assert clone.training_step.__func__ in (Net.training_step, clone.training_step.__func__)
+                clone.head.bias.add_(torch.arange(3.0))
+            torch.testing.assert_close(clone(x), before + torch.arange(3.0))
+            loss = F.cross_entropy(before + torch.arange(3.0), y)
+            torch.testing.assert_close(clone.training_step((x, y), 0), loss)
+        assert [r.runs for r in callback.report.regions] == runs
 
     def test_keyboard_interrupt_gives_the_model_back(self) -> None:
         class Stops(pl.Callback):
@@ -441,7 +455,7 @@ class TestLifecycle:
         assert calls
         assert "training_step" not in vars(model)
         assert callback.report.steps == 48
-        assert all(region.proven for region in callback.report.regions)
+        assert_proven(callback.report)
 
     @pytest.mark.parametrize("scope", ["step", "regions"])
     def test_checkpoints_are_those_of_eager_and_resume_both_ways(self, tmp_path: Path, scope: str) -> None:
@@ -458,6 +472,8 @@ class TestLifecycle:
             assert isinstance(saved["optimizer_states"][0]["param_groups"][0]["lr"], float)
             resumed = seeded(Net)
             make_trainer(second, max_epochs=4).fit(resumed, loader(), ckpt_path=path)
+            (callback,) = [*first, *second]
+            assert_proven(callback.report)
             assert_same(plain, resumed)
 
     def test_the_callback_can_be_copied_and_pickled(self) -> None:
@@ -467,7 +483,7 @@ class TestLifecycle:
             assert clone.report.phase == callback.report.phase
             assert clone.config == callback.config
 
-    def test_the_verdict_in_a_checkpoint_round_trips(self) -> None:
+    def test_the_verdict_in_a_checkpoint_round_trips(self, tmp_path: Path) -> None:
         callback, trainer = hot(), None
         empty: dict[str, Any] = {}
         callback.on_save_checkpoint(trainer, None, empty)  # type: ignore[arg-type]
@@ -478,9 +494,17 @@ class TestLifecycle:
         assert checkpoint["hotcompile"]["phase"] == "steady"
         assert checkpoint["hotcompile"]["final"] is False
         other = hot()
-        other.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
-        fit(seeded(Net), [other])
+        trainer.save_checkpoint(tmp_path / "good.ckpt")
+        make_trainer([other], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "good.ckpt")
         assert other.report.phase == "steady", "only a verdict against it counts"
+        assert_proven(other.report)
+        saved = torch.load(tmp_path / "good.ckpt", weights_only=False)
+        saved["hotcompile"].update(phase="reverted", final=True)
+        torch.save(saved, tmp_path / "bad.ckpt")
+        other = hot()
+        make_trainer([other], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "bad.ckpt")
+        assert other.report.phase == "declined"
+        assert "before the run was resumed" in other.report.reason
 
     def test_lightning_does_not_ask_for_the_callback_when_a_checkpoint_is_loaded(
         self, tmp_path: Path, recwarn: pytest.WarningsRecorder
@@ -622,11 +646,24 @@ class TestTrainerOptions:
         assert callback.report.recompiles == 0
 
     def test_the_short_last_batch_runs_eagerly(self) -> None:
-        plain, model, callback = seeded(Net), seeded(Net), hot(scope="step")
+        ran: list[int] = []
+
+        def counts(graph: Any, inputs: Any, **_: Any) -> Any:
+            def run(*args: Any) -> Any:
+                ran.extend({len(t) for t in args if isinstance(t, Tensor) and t.dtype is torch.int64})
+                return graph(*args)
+
+            return run
+
+        plain, model = seeded(Net), seeded(Net)
+        callback = hot(scope="step", backend=counts, compile_optimizer=False)
         fit(plain, train=loader(100))
         fit(model, [callback], train=loader(100))
         assert_same(plain, model)
+        assert callback.report.phase == "steady"
+        assert_proven(callback.report)
         assert callback.report.recompiles == 0
+        assert set(ran) == {8}, "none of 4 rows"
 
     def test_manual_optimization_takes_regions(self) -> None:
         class Manual(Net):
@@ -657,6 +694,7 @@ class TestTrainerOptions:
         plain, model, callback = seeded(Skips), seeded(Skips), hot()
         fit(plain, val=loader(16))
         fit(model, [callback], val=loader(16))
+        assert_proven(callback.report)
         assert_same(plain, model)
 
     @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder
 from torch._dynamo.variables.tensor import TensorVariable
 
 from lightning_hotcompile import HotCompile
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 
@@ -71,10 +71,13 @@ class WrapsItsOptimizer(Net):
 class TestOptimizerWrappedByTheUser:
     def test_a_wrapper_on_the_instance_still_runs_at_each_step(self) -> None:
         plain, model = seeded(WrapsItsOptimizer), seeded(WrapsItsOptimizer)
+        callback = hot(scope="step")
         fit(plain)
-        fit(model, [hot(scope="step")])
+        fit(model, [callback])
+        assert_proven(callback.report)
         assert_same(plain, model)
         assert model.counting.calls == plain.counting.calls == 48
+        assert any("its step was wrapped or replaced" in note for note in callback.report.notes)
 
     def test_a_wrapper_on_the_class_still_runs_at_each_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[int] = []
@@ -147,14 +150,17 @@ class ReadsItsLogs(Net):
 class TestInsideOfTheStep:
     def test_attributes_of_a_callable_on_a_metric_are_its_own(self) -> None:
         plain, model = seeded(CountsResets), seeded(CountsResets)
+        callback = hot()
         fit(plain)
-        fit(model, [hot()])
+        fit(model, [callback])
+        assert_proven(callback.report)
         assert_same(plain, model)
         assert model.seen == plain.seen
 
     def test_what_was_logged_can_be_read_back_at_once(self) -> None:
-        model = seeded(ReadsItsLogs)
-        fit(model, [hot()])
+        model, callback = seeded(ReadsItsLogs), hot()
+        fit(model, [callback])
+        assert_proven(callback.report)
         assert model.differences == [0.0] * 48
 
 
@@ -193,13 +199,15 @@ class TestFunctionsWithACache:
     @pytest.mark.parametrize("kind", [DrawsOnce, DrawsOnceItself])
     def test_what_was_made_once_stays(self, kind: type[Net]) -> None:
         results, states = [], []
-        for callbacks in ([], [hot(scope="step")]):
+        callback = hot(scope="step")
+        for callbacks in ([], [callback]):
             random_offset.cache_clear()
             MADE.clear()
             model = seeded(kind)
             fit(model, callbacks)
             results.append(model)
             states.append((len(MADE), torch.get_rng_state().tolist()))
+        assert_proven(callback.report)
         assert_same(*results)
         assert states[0] == states[1]
 
@@ -264,4 +272,4 @@ def test_one_process_can_train_as_often_as_it_likes(scope: str) -> None:
         for _ in range(5):
             callback = hot(scope=scope, compile_optimizer=True)
             fit(seeded(Net), [callback], max_steps=8, max_epochs=-1)
-            assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+            assert_proven(callback.report)

@@ -61,14 +61,14 @@ def test_where_warnings_are_errors_it_compiles_all_the_same() -> None:
         """
         import warnings
 
-        from tests.hot import hot
+        from tests.hot import assert_proven, hot
         from tests.models import Net, fit, seeded
 
         callback = hot(backend="inductor", compile_optimizer=True, store=None)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=DeprecationWarning, module="torch")
             fit(seeded(Net), [callback])
-        assert all(region.proven for region in callback.report.regions), callback.report
+        assert_proven(callback.report)
         """
     )
     ran = subprocess.run(

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.run.trainer_facts import accumulation
 from tests.cli.command import in_a_process
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Block
 
 pl = pytest.importorskip("pytorch_lightning")
@@ -118,7 +118,7 @@ def test_it_compiles_and_logs_as_without(scope: str, tmp_path: Path) -> None:
     callback = hot(scope=scope, stages=("train", "validate"))
     model, found = trained(tmp_path, callback)
     assert callback.report.phase == "steady"
-    assert all(region.proven for region in callback.report.regions)
+    assert_proven(callback.report)
     assert callback.reports["validate"].phase == "steady"
     assert_same(plain, model)
     assert list(found.callback_metrics) == list(expected.callback_metrics)

@@ -13,7 +13,7 @@ from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.run import session
 from lightning_hotcompile.swap.ranks import Proposal, Ranks
 from lightning_hotcompile.together import Together
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 Other = Callable[[Proposal, int], Proposal]
@@ -116,7 +116,7 @@ def same(ours: Proposal, number: int) -> Proposal:
 def test_with_one_that_wants_the_same_it_goes_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     report, _, _ = train(monkeypatch, same)
     assert [phase for _, phase in phases(report)] == ["flipping", "settling", "steady"]
-    assert all(r.proven for r in report.regions)
+    assert_proven(report)
 
 
 def test_with_one_that_never_wants_to_all_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_one_that_has_a_child_process_makes_us_wait_for_it(monkeypatch: pytest.M
     assert [first, second] == [(3, "prewarming"), (30, "flipping")]  # asked again at batches 10, 20, 30
     assert [phase for _, phase in rest] == ["settling", "steady"]
     assert [p.phase for p in proposals[1:5]] == ["flipping"] * 4
-    assert all(r.proven for r in report.regions)
+    assert_proven(report)
 
 
 def test_one_that_gives_up_while_its_child_compiles_ends_it_for_us(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def test_all_values_and_weights_are_those_of_a_run_without_the_callback(ranks: l
 def test_the_rest_of_the_step_is_compiled(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["report"]["phase"] == "steady", rank["report"]["reason"]
+        assert rank["report"]["regions"]
         assert all(region["proven"] for region in rank["report"]["regions"])
         assert rank["report"]["graph_breaks"] > 0
         flips = [e["step"] for e in rank["report"]["events"] if e.get("phase") == "flipping"]

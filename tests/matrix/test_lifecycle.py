@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
 
 from lightning_hotcompile import HotCompile
-from tests.hot import hot
+from tests.hot import assert_proven, hot
 from tests.matrix.compare import assert_close, assert_same_run, outcome, saved, seed
 from tests.matrix.nets import AdamNet, Searches, SgdNet
 from tests.models import loader, make_trainer, seeded
@@ -159,13 +159,15 @@ def through_file(value: Any) -> Any:
 
 @SCOPES
 def test_copies_in_mid_run_train_on_like_eager_ones(scope: str) -> None:
-    ends = []
-    for callbacks in ([], [hotly(scope)]):
+    ends, callback = [], hotly(scope)
+    for callbacks in ([], [callback]):
         copies = Copies(copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_file)
         fitted(seeded(SgdNet), [*callbacks, copies], enable_checkpointing=False)
         for module in copies.modules:
             fitted(module, [], max_epochs=1, enable_checkpointing=False)
+        assert len(copies.modules) == 3
         ends.append([m.state_dict() for m in copies.modules])
+    assert_proven(callback.report)
     assert_close(*ends, "copies")
 
 

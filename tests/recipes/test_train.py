@@ -134,6 +134,7 @@ def test_digits_flip_to_compiled(model: str, tmp_path: Path) -> None:
     run = only_run(tmp_path)
     report = report_of(run)
     assert report["phase"] == "steady", report["reason"]
+    assert report["regions"]
     assert all(region["proven"] for region in report["regions"])
     assert logged(run)["val/accuracy"][-1] > 0.5
 

@@ -17,7 +17,7 @@ from lightning_hotcompile.run.nap import CALM, CALM_EAGER, LOOKS_AFTER_ANOTHER, 
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.tracks import SOON
-from tests.hot import hot
+from tests.hot import assert_proven, hot
 from tests.made_up_machine import Ticks
 from tests.models import Batches, Net, fit, loader, make_trainer, seeded
 
@@ -173,12 +173,14 @@ class Freezes(Net):
 
 def test_a_model_whose_flags_change_in_a_nap_is_right() -> None:
     """Compiled code has guards on them: the step runs eagerly, and as a signature of its own from then on."""
-    weights = []
-    for callbacks in ([], [hot(dynamic=False)]):
+    weights, callback = [], hot(dynamic=False)
+    for callbacks in ([], [callback]):
         model = seeded(Freezes)
         fit(model, callbacks, train=loader(8 * 300), max_steps=300)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights)
+    assert_proven(callback.report)
+    assert [r.graphs for r in callback.report.regions] == [2, 2]
 
 
 def test_a_step_that_fits_nothing_ends_a_nap(considered: Looks) -> None:

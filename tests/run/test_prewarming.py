@@ -28,7 +28,7 @@ from lightning_hotcompile.swap.prewarm.parent import Job, Result, Status
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.unit import UnitSignature
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 GO = Decision(go=True, reason="it pays")
@@ -42,8 +42,9 @@ class TestMachine:
 
     def test_training_goes_on_while_it_runs(self) -> None:
         state = State(phase=Phase.PREWARMING)
-        assert advance(state, Facts(prewarm="running")) == advance(state, Facts(prewarm="running"))
-        assert advance(state, Facts(prewarm="running")).action is Action.NONE
+        found = advance(state, Facts(prewarm="running"))
+        assert found.state is state
+        assert found.action is Action.NONE
 
     def test_then_it_flips(self) -> None:
         state = State(phase=Phase.PREWARMING, reason="it pays")
@@ -117,7 +118,7 @@ def test_one_step_is_traced_and_training_goes_on_eagerly(scripted: type[Scripted
     phases = [e["phase"] for e in report.events if e["kind"] == "phase_changed"]
     assert phases[:3] == ["prewarming", "flipping", "settling"]
     assert report.phase == "steady"
-    assert all(r.proven for r in report.regions)
+    assert_proven(report)
     (made,) = scripted.made
     assert made.calls[:2] == ["begin", "end"]
     assert made.calls[-1] == "cancel"
@@ -183,6 +184,7 @@ def test_an_exception_in_the_traced_step_gives_the_model_back(scripted: type[Scr
         ({"prewarm": False}, "prewarm=False"),
         ({"backend": "aot_eager"}, "no cache on disk"),
         ({"threshold": 0}, "threshold=0"),
+        ({"mode": "max-autotune"}, "max-autotune times kernels"),
     ],
     ids=str,
 )
@@ -553,7 +555,7 @@ def test_an_optimizer_that_cannot_be_described_is_told_and_left_to_the_flip(kept
     fit(seeded(Unusual), [callback], max_epochs=6)
     assert [j.name for j in kept.jobs] == ["training_step"]
     assert any("optimizer 0: its decay_rule is a builtin" in note for note in callback.report.notes)
-    assert all(r.proven for r in callback.report.regions)
+    assert_proven(callback.report)
 
 
 class WithMomentum(Net):

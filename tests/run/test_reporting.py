@@ -13,8 +13,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.run.flip import allocated_peak_mb
-from lightning_hotcompile.run.reporting import timeline_image
+from lightning_hotcompile.run.reporting import _region_proof, timeline_image
+from lightning_hotcompile.swap.installation import Proof
 from tests.hot import hot
 from tests.models import Net, fit, loader, seeded
 from tests.view.examples import events, report
@@ -42,6 +44,16 @@ def test_without_a_timed_step_there_is_none() -> None:
 
 def test_without_matplotlib_there_is_none(no_matplotlib: None) -> None:
     assert timeline_image(report(), events(), "train") is None
+
+
+@pytest.mark.parametrize(
+    ("runs", "note"), [(4, "compiled code ran in 4 of 10 calls; the others did not fit it"), (5, "")]
+)
+def test_a_region_whose_calls_are_mostly_eager_says_so(runs: int, note: str) -> None:
+    region = Region(name="head", kind="module", members=("head",), class_name="Linear")
+    proof = Proof(region=region, graphs=1, calls=10, could_compile=True, runs=runs, compile_s=0.1, error=None)
+    found = _region_proof(proof)
+    assert (found.proven, found.note) == (True, note)
 
 
 def test_a_training_logs_it_once_at_the_end(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from lightning_hotcompile.run.stages import remaining_batches
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
 
 
@@ -43,7 +43,7 @@ def test_validation_inside_a_fit_has_its_own_detector_and_report(scope: str) -> 
     assert set(callback.reports) == {"train", "validate"}
     for stage, report in callback.reports.items():
         assert report.phase in ("steady", "settling"), f"{stage}: {report.reason}"
-        assert all(r.proven for r in report.regions), report.to_text()
+        assert_proven(report)
         assert report.recompiles == 0
         assert {e["stage"] for e in report.events} == {stage}
     assert callback.reports["validate"].steps == 36, "the sanity check is not watched"
@@ -73,7 +73,7 @@ def test_an_evaluation_alone_is_compiled_if_asked_for(stage: str) -> None:
     for name, value in expected[0].items():
         assert found[0][name] == pytest.approx(value, abs=1e-4)
     assert callback.report.steps == 12
-    assert all(r.proven for r in callback.report.regions)
+    assert_proven(callback.report)
     assert list(callback.reports) == [stage]
 
 
@@ -87,9 +87,11 @@ def test_predictions_are_those_of_eager() -> None:
 
 
 def test_inference_mode_off_is_another_grad_mode_and_works_too() -> None:
-    callback = hot(stages=("test",), scope="regions")
-    make_trainer([callback], inference_mode=False).test(seeded(Evaluates), loader(), verbose=False)
-    assert all(r.proven for r in callback.report.regions)
+    plain, model, callback = seeded(Evaluates), seeded(Evaluates), hot(stages=("test",), scope="regions")
+    (expected,) = make_trainer(inference_mode=False).test(plain, loader(), verbose=False)
+    (found,) = make_trainer([callback], inference_mode=False).test(model, loader(), verbose=False)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert_proven(callback.report)
 
 
 def test_several_dataloaders_are_signatures_of_their_own() -> None:
@@ -104,6 +106,8 @@ def test_several_dataloaders_are_signatures_of_their_own() -> None:
     for a, b in zip(expected, found, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
     assert callback.report.phase in ("settling", "steady", "flipping")
+    detected = [e for e in callback.report.events if e["kind"] == "detected"]
+    assert len({e["signature"] for e in detected}) == len(detected) == 2
 
 
 def test_stages_without_training_leave_training_alone() -> None:

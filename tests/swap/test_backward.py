@@ -246,6 +246,11 @@ def test_a_step_may_have_a_backward_beside_the_trainers(scope: str) -> None:
     fit(plain)
     fit(model, [callback])
     assert_same(plain, model)
+    assert callback.report.regions
+    assert not any(region.proven for region in callback.report.regions)
+    name = "body" if scope == "module" else "training_step"
+    reason = "its outputs have backwards of their own, and one frees or changes what another needs"
+    assert f"region {name} did not run compiled: {reason}" in callback.report.notes
 
 
 class Windows(Net):

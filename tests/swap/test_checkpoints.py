@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from lightning_hotcompile import Report
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.parity.captured import copy_of, eager_forward
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Block, Net, loader, make_trainer, seeded
 
 
@@ -167,6 +168,16 @@ class NormedBlocks(Net):
         return nn.functional.cross_entropy(self(x), y)
 
 
+def assert_only_blocks_are_compiled(report: Report) -> None:
+    """A block alone is; of a step with the checkpoint in it the backward needs what it writes to."""
+    if report.scope == "regions":
+        assert_proven(report)
+    else:
+        step = next(r for r in report.regions if r.kind == "step")
+        assert (step.proven, step.runs) == (False, 0)
+        assert "training_step is NOT right: writes to an input that its backward needs" in report.parity
+
+
 @pytest.mark.parametrize("scope", ["auto", "step", "regions"])
 def test_buffers_that_a_checkpoint_changes(scope: str) -> None:
     """Eager counts each batch twice, in the forward that is repeated too."""
@@ -175,6 +186,7 @@ def test_buffers_that_a_checkpoint_changes(scope: str) -> None:
     make_trainer(max_epochs=1).fit(plain, loader())
     make_trainer([callback], max_epochs=1).fit(model, loader())
     assert_same(plain, model)
+    assert_only_blocks_are_compiled(callback.report)
 
 
 class ReentrantOnTheBatch(NormedBlocks):
@@ -191,7 +203,9 @@ class ReentrantOnTheBatch(NormedBlocks):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("scope", ["step", "regions"])
 def test_parameters_that_eager_gives_no_gradient(scope: str) -> None:
+    callback = hot(scope=scope)
     plain, model = seeded(ReentrantOnTheBatch), seeded(ReentrantOnTheBatch)
     make_trainer(max_epochs=1).fit(plain, loader())
-    make_trainer([hot(scope=scope)], max_epochs=1).fit(model, loader())
+    make_trainer([callback], max_epochs=1).fit(model, loader())
     assert_same(plain, model)
+    assert_only_blocks_are_compiled(callback.report)

@@ -362,7 +362,7 @@ SCRIPT = """
 import json
 import threading
 from torch._inductor.cpp_builder import CppBuilder
-from tests.hot import hot
+from tests.hot import assert_proven, hot
 from tests.models import Net, fit, seeded
 
 def main():
@@ -377,7 +377,7 @@ def main():
     CppBuilder.build = noted
     callback = hot(backend="inductor", scope="step", store={store!r}, {options})
     fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
-    assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+    assert_proven(callback.report)
     print(json.dumps(by))
 
 main()

@@ -16,7 +16,7 @@ from lightning_hotcompile.swap.inductor import cpp_wrapper
 from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.inductor.cpp_wrapper import or_else, why_not_asked, why_not_possible
 from tests.generated import output_code
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 
@@ -142,12 +142,12 @@ class TestOrElse:
 
 
 SCRIPT = """
-from tests.hot import hot
+from tests.hot import assert_proven, hot
 from tests.models import Net, fit, seeded
 
 callback = hot(backend="inductor", scope="step", store=None, compile_optimizer=True, {options})
 fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
-assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+assert_proven(callback.report)
 """
 
 
@@ -245,5 +245,5 @@ def test_training_is_right_where_the_first_way_fails(monkeypatch: pytest.MonkeyP
     plain, swapped = seeded(Net), seeded(Net)
     fit(plain, [], max_steps=20, max_epochs=-1)
     fit(swapped, [callback], max_steps=20, max_epochs=-1)
-    assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+    assert_proven(callback.report)
     assert_same(plain, swapped)

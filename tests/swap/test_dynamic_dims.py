@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep, DynamicDims
 from lightning_hotcompile.watch.family import Families
 from lightning_hotcompile.watch.structure import describe
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 MARK = "_dynamo_weak_dynamic_indices"
@@ -165,7 +165,7 @@ def test_a_layer_without_a_shape_keeps_nothing_from_being_compiled() -> None:
     callback = hot(scope="step", fused_optimizer=True)
     fit(plain)
     fit(model, [callback])
-    assert all(region.proven for region in callback.report.regions), callback.report.reason
+    assert_proven(callback.report)
     assert nn.parameter.is_lazy(model.spare.weight)
     for part in ("inp", "blocks", "head"):
         assert_same(getattr(plain, part), getattr(model, part))

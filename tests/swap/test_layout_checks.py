@@ -172,12 +172,12 @@ def other_single() -> Tensor:
 SCRIPT = """
 from tests.functions import turned
 from tests.generated import bodies, output_code
-from tests.hot import hot
+from tests.hot import assert_proven, hot
 from tests.models import Net, fit, seeded
 
 callback = hot(backend="inductor", scope="step", store=None, {options})
 fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
-assert all(region.proven for region in callback.report.regions), callback.report.to_text()
+assert_proven(callback.report)
 """
 
 

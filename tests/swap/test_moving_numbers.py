@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from lightning_hotcompile.swap.tracing.moving_numbers import MOVES, MovingNumbers
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 
@@ -72,7 +72,7 @@ def test_such_blocks_stay_compiled() -> None:
     callback = hot(scope="regions")
     fit(model, [callback])
     assert callback.report.phase == "steady"
-    assert all(region.proven for region in callback.report.regions)
+    assert_proven(callback.report)
     assert_same(plain, model)
 
 

@@ -47,6 +47,7 @@ class Arm:
         backend: Any = "aot_eager",
         state: bool = True,
         suppress_errors: bool = False,
+        **witness: Any,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -54,7 +55,7 @@ class Arm:
         self.optimizer: Optimizer = getattr(torch.optim, kind)(groups, lr=0.01, **SETTINGS.get(kind, {}))
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.gate = Gate(suppress_errors=suppress_errors)
-        self.witness = Witness(backend)
+        self.witness = Witness(backend, **witness)
         self.swapped = self.fresh()
         self.lane = Lane.COMPILE if compiled else Lane.EAGER
         self.data = torch.Generator().manual_seed(1)
@@ -136,6 +137,7 @@ def test_also_the_very_first_step_may_be_compiled(kind: str) -> None:
     # Dynamo cannot trace how SGD makes its state for two groups: then the step is eager, and right.
     assert_equal_states(plain.state(), swapped.state())
     assert (swapped.swapped.error is None) is (kind != "SGD")
+    assert (swapped.witness.total_runs > 0) is (kind != "SGD")
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "RAdam"])
@@ -145,6 +147,7 @@ def test_lanes_can_change_at_each_step(kind: str) -> None:
         plain.step()
         swapped.step((Lane.COMPILE, Lane.EAGER, Lane.REUSE)[i % 3])
     assert_equal_states(plain.state(), swapped.state())
+    assert swapped.witness.total_runs == 5
 
 
 @pytest.mark.parametrize("kind", sorted(COMPILABLE))
@@ -224,6 +227,7 @@ def test_state_can_be_saved_and_loaded_in_mid_run() -> None:
         plain.step()
         second.step()
     assert_equal_states(plain.state(), second.state())
+    assert [arm.witness.total_runs for arm in (first, second)] == [4, 4]
 
 
 def test_hooks_run_once_a_step_and_may_change_the_gradients() -> None:
@@ -250,6 +254,7 @@ def test_hooks_run_once_a_step_and_may_change_the_gradients() -> None:
             arm.step()
             assert calls == ["pre", "post"]
     assert_equal_states(arms[0].state(), arms[1].state())
+    assert arms[1].witness.total_runs == 3
 
 
 @pytest.mark.parametrize("common", [False, True])
@@ -315,7 +320,9 @@ def test_a_hook_is_given_what_the_step_was_called_with(how: str) -> None:
         arm.gate.close()
         return found
 
-    assert seen(Arm("SGD", compiled=True)) == seen(Arm("SGD", compiled=False))
+    compiled = Arm("SGD", compiled=True)
+    assert seen(compiled) == seen(Arm("SGD", compiled=False))
+    assert compiled.witness.total_runs == 2
 
 
 def test_a_profiler_sees_the_step_under_its_usual_name() -> None:
@@ -326,6 +333,7 @@ def test_a_profiler_sees_the_step_under_its_usual_name() -> None:
         assert is_watched(arm.optimizer)
         arm.step()
     assert "Optimizer.step#SGD.step" in {event.name for event in profile.events() or ()}
+    assert arm.witness.total_runs == 2
 
 
 def test_a_step_without_a_closure_returns_nothing() -> None:
@@ -354,6 +362,7 @@ def test_the_closure_runs_once_with_gradients_and_floats() -> None:
     arm.gate.close()
     assert seen == [(True, float)]
     assert isinstance(loss, Tensor)
+    assert arm.witness.total_runs == 1
 
 
 def test_an_error_in_the_closure_is_the_users_and_changes_nothing() -> None:
@@ -369,6 +378,8 @@ def test_an_error_in_the_closure_is_the_users_and_changes_nothing() -> None:
         arm.optimizer.step(closure)
     arm.gate.close()
     assert_equal_states(before, arm.state())
+    assert arm.swapped.is_in_place
+    assert arm.witness.total_runs == 1
 
 
 def test_rates_are_floats_again_after_an_error_in_the_compiled_step() -> None:
@@ -378,15 +389,12 @@ def test_rates_are_floats_again_after_an_error_in_the_compiled_step() -> None:
 
         return run
 
-    arm = Arm("AdamW", compiled=True, backend=explodes)
+    arm = Arm("AdamW", compiled=True, backend=explodes, parity="off", raise_errors=True)
     arm.loss().backward()
     arm.gate.open(Lane.COMPILE)
-    try:
+    with pytest.raises(ArithmeticError, match="boom"):
         arm.optimizer.step()
-    except ArithmeticError:
-        pass
-    finally:
-        arm.gate.close()
+    arm.gate.close()
     assert [type(g["lr"]) for g in arm.optimizer.param_groups] == [float, float]
 
 
@@ -468,6 +476,7 @@ def test_a_group_that_is_added_later_is_stepped_too() -> None:
             extra.grad = torch.ones(2)
             arm.step(Lane.COMPILE if arm is arms[1] else Lane.EAGER)
         extras.append(extra)
+    assert arms[1].witness.total_runs == 3
     assert all(type(g["lr"]) is float for g in arms[1].optimizer.param_groups)
     torch.testing.assert_close(extras[0], extras[1])
 
@@ -493,12 +502,12 @@ def test_a_copy_of_the_optimizer_steps_its_own_parameters_eagerly() -> None:
     arm.step()
     model, optimizer = copy.deepcopy((arm.model, arm.optimizer))
     before = copy.deepcopy(arm.model.state_dict())
-    runs = arm.witness.total_runs
+    assert arm.witness.total_runs == 1
     model(torch.ones(1, 4)).sum().backward()
     arm.gate.open(Lane.COMPILE)
     optimizer.step()
     arm.gate.close()
-    assert arm.witness.total_runs == runs
+    assert arm.witness.total_runs == 1
     assert_equal_states(before, arm.model.state_dict())
     assert not torch.equal(model[0].weight, arm.model[0].weight)
 
@@ -506,6 +515,7 @@ def test_a_copy_of_the_optimizer_steps_its_own_parameters_eagerly() -> None:
 def test_a_scheduler_finds_that_the_optimizer_stepped(recwarn: pytest.WarningsRecorder) -> None:
     arm = Arm("SGD", compiled=True)
     arm.step()
+    assert arm.witness.total_runs == 1
     assert not [w for w in recwarn if "lr_scheduler.step()" in str(w.message)]
 
 
@@ -683,6 +693,7 @@ def test_an_error_leaves_counts_and_settings_as_they_were(monkeypatch: pytest.Mo
     assert [(group["lr"], group["capturable"]) for group in there.optimizer.param_groups] == [
         (0.1, False)
     ] * 2
+    assert [type(group["lr"]) for group in there.optimizer.param_groups] == [float, float]
 
 
 def test_where_nothing_is_compiled_any_longer_eager_makes_the_update_at_once() -> None:

@@ -19,7 +19,7 @@ from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.process import free_memory
 from tests.functions import WrongGradient
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded, weights
 
 
@@ -70,22 +70,31 @@ class TestCompare:
         assert not parity.agrees
 
     @pytest.mark.parametrize(
-        "wrong",
+        ("wrong", "reason"),
         [
-            lambda x, w: (F.gelu(x @ w) * 1.05,),
-            lambda x, w: (WrongGradient.apply(F.gelu(x @ w)),),
-            lambda x, w: (F.gelu(x @ w) / 0,),
-            lambda x, w: (F.gelu(x @ w).detach(),),
-            lambda x, w: (F.gelu(x @ w)[:2],),
-            lambda x, w: (F.gelu(x @ w), x),
-            lambda x, w: 1 / 0,
+            (lambda x, w: (F.gelu(x @ w) * 1.05,), "differs from eager by up to"),
+            (lambda x, w: (WrongGradient.apply(F.gelu(x @ w)),), "differs from eager by up to"),
+            (lambda x, w: (F.gelu(x @ w) / 0,), "differs from eager by up to inf"),
+            (lambda x, w: (F.gelu(x @ w).detach(),), "of other shapes than eager, or more or fewer"),
+            (lambda x, w: (F.gelu(x @ w)[:2],), "of other shapes than eager, or more or fewer"),
+            (lambda x, w: (F.gelu(x @ w), x), "of other shapes than eager, or more or fewer"),
+            (lambda x, w: 1 / 0, "compiled code raised ZeroDivisionError"),
         ],
         ids=["forward", "gradient only", "nan", "no gradient", "shape", "one more output", "raises"],
     )
-    def test_wrong_code_is_found(self, wrong: Callable[..., Any]) -> None:
+    def test_wrong_code_is_found(self, wrong: Callable[..., Any], reason: str) -> None:
         parity = compare(linear, wrong, inputs())
         assert parity.failed
-        assert parity.reason
+        assert reason in parity.reason
+
+    def test_a_comparison_that_raises_counts_as_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: Any) -> float:
+            raise LookupError("not foreseen")
+
+        monkeypatch.setattr("lightning_hotcompile.swap.parity.compare.largest_difference", fails)
+        parity = compare(linear, linear, inputs())
+        assert parity.agrees is False
+        assert parity.reason == "could not be compared: LookupError: not foreseen"
 
     @pytest.mark.parametrize("scale", [1e-2, 1e-4, 1e-6])
     def test_small_gradients_that_are_wrong_are_found(self, scale: float) -> None:
@@ -357,12 +366,17 @@ class TestCompare:
         monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail(f"left {seed}"))
         assert compare(linear, linear, inputs()).agrees
 
-    def test_half_precision_has_its_own_tolerance(self) -> None:
-        x, w = (t.detach().bfloat16() for t in inputs())
-        parity = compare(
-            linear, lambda x, w: (F.gelu(x.float() @ w.float()).bfloat16(),), [x, w.requires_grad_()]
-        )
-        assert parity.agrees
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_half_precision_has_its_own_tolerance(self, dtype: torch.dtype) -> None:
+        """Of a graph that has no 64-bit form."""
+
+        def pinned(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            assert x.dtype is dtype
+            return (x @ w,)
+
+        x, w = (t.detach().to(dtype) for t in inputs())
+        parity = compare(pinned, lambda x, w: (pinned(x, w)[0] * (1 + 5e-3),), [x, w.requires_grad_()])
+        assert parity.agrees is (dtype is torch.bfloat16), parity.reason
 
     def test_what_cannot_be_cloned_is_not_compared_and_says_so(self) -> None:
         parity = compare(lambda x: (x,), lambda x: (x,), [torch.eye(3).to_sparse()])
@@ -635,11 +649,21 @@ class TestInTraining:
         assert callback.report.regions[0].runs > 0
         assert_same(plain, model, tolerance=1e-4)
 
-    def test_dropout_trains_and_is_checked_against_noise(self) -> None:
-        callback = hot(scope="step")
+    def test_dropout_trains_with_eagers_own_numbers(self) -> None:
+        plain, model, callback = seeded(Net, dropout=0.3), seeded(Net, dropout=0.3), hot(scope="step")
+        fit(plain)
+        fit(model, [callback])
+        assert callback.report.phase == "steady"
+        assert_proven(callback.report)
+        assert "1 of them random, with eager's own numbers" in callback.report.parity
+        assert_same(plain, model)
+
+    def test_dropout_with_other_numbers_is_held_against_eagers_noise(self) -> None:
+        callback = hot(scope="step", backend=OwnNumbers(), compile_optimizer=False)
         fit(seeded(Net, dropout=0.3), [callback])
         assert callback.report.phase == "steady"
-        assert "random" in callback.report.parity
+        assert_proven(callback.report)
+        assert "1 of them random, held against eager's own noise" in callback.report.parity
 
     def test_batch_norm_statistics_are_updated_once_a_step(self) -> None:
         class Normed(Net):

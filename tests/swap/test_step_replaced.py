@@ -11,7 +11,7 @@ from lightning_hotcompile import HotCompile
 from lightning_hotcompile.plan.planner import plan_compile
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installation import Installation
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, seeded
 
 REPLACED_IN, EPOCHS, BATCHES = 6, 30, 12
@@ -90,6 +90,8 @@ def test_what_takes_the_place_of_the_step_runs_in_each_step_from_then_on(kind: t
     plain, model = trained(kind, None), trained(kind, callback)
     assert plain.counted == (EPOCHS - REPLACED_IN) * BATCHES
     assert model.counted == plain.counted, callback.report.to_text()
+    assert callback.report.phase == "steady"
+    assert_proven(callback.report)
     assert_same(plain, model)
     assert set(vars(plain)) == set(vars(model))
 

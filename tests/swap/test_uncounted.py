@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from lightning_hotcompile.swap.graphs.uncounted import not_counting, written_behind_autograd
+from lightning_hotcompile.swap.graphs.uncounted import HiddenWrites, not_counting, written_behind_autograd
 from lightning_hotcompile.swap.parity.compare import compare
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 RECOMPUTES = "aot_eager_decomp_partition"
@@ -198,6 +198,13 @@ def test_noise_that_another_graph_reads_as_well() -> None:
     assert_same(plain, model, tolerance=1e-6)
 
 
+def test_a_graph_that_only_reads_what_another_one_writes_behind_autograd() -> None:
+    hidden, x, noise = HiddenWrites(), torch.ones(4, 8), torch.zeros(8, 3)
+    assert hidden.seen_by([x, noise], ()) == ()
+    assert hidden.seen_by([x, noise], (1,)) == (1,)
+    assert hidden.seen_by([noise[2:], 3, x, noise], ()) == (0, 3)
+
+
 def test_noise_that_replaces_data() -> None:
     plain, model = (seeded(lambda: Sampled(replaces=True)) for _ in range(2))
     callback = hot(scope="step", compile_optimizer=False, on_error="eager")
@@ -205,6 +212,7 @@ def test_noise_that_replaces_data() -> None:
     fit(model, [callback])
     assert_same(plain, model, tolerance=1e-6)
     assert not callback.report.regions[0].proven
+    assert "its backward needs an input whose .data it replaces" in callback.report.reason
 
 
 class Gate(Net):
@@ -260,6 +268,7 @@ def test_what_is_written_and_then_used_in_one_graph(backend: str) -> None:
     callback = hot(backend=backend, scope="step", compile_optimizer=False, on_error="eager")
     fit(plain)
     fit(model, [callback])
+    assert_proven(callback.report)
     assert_same(plain, model, tolerance=1e-5)
 
 
