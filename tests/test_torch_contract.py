@@ -208,6 +208,20 @@ class TestStateOfTheThread:
         polite(torch.ones(2))
         assert counter.frame_count == 1
 
+    def test_only_the_thread_that_compiles_is_traced(self) -> None:
+        """Since 2.13 torch says so of all threads while one compiles; before, of none."""
+        answers: list[tuple[bool, bool]] = []
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            with ThreadPoolExecutor(1) as threads:
+                elsewhere = threads.submit(dynamo.is_traced_here).result()
+            answers.append((dynamo.is_traced_here() is torch.compiler.is_compiling(), elsewhere))
+            return graph
+
+        torch.compile(torch.sin, backend=backend)(torch.ones(2))
+        assert answers == [(True, False)]
+        assert not dynamo.is_traced_here()
+
 
 class TestBackends:
     def test_the_backward_can_be_compiled_with_the_forward(self) -> None:

@@ -27,6 +27,7 @@ from torch._dynamo.exc import (
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
+from torch._guards import CompileContext
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
@@ -77,6 +78,15 @@ def is_compile_error(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def is_traced_here() -> bool:
+    """Whether this thread traces or compiles: torch's own answer is of all threads of the process."""
+    return torch.compiler.is_compiling() and (
+        torch.compiler.is_dynamo_compiling()  # to Dynamo, where it traces, a constant
+        or torch.compiler.is_exporting()
+        or CompileContext.try_get() is not None
+    )
 
 
 def skips_all_frames() -> bool:

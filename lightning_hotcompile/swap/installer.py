@@ -8,14 +8,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.scopes import Region, resolve_function
 from lightning_hotcompile.plan.sharding import is_sharded
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import CompiledFn, is_compile_error, skips_all_frames
+from lightning_hotcompile.swap.dynamo import CompiledFn, is_compile_error, is_traced_here, skips_all_frames
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.graph import first_line
@@ -91,9 +90,7 @@ class SwappedRegion:
 
     def is_off(self) -> bool:
         """Whether a call is to run as if nothing had been swapped."""
-        return (
-            torch.compiler.is_compiling() or self.error is not None or not self._gate.takes(self.region.name)
-        )
+        return is_traced_here() or self.error is not None or not self._gate.takes(self.region.name)
 
     def choose(self, compiled: CompiledFunction, eager: CompiledFn, *args: Any, **kwargs: Any) -> Any:
         """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly."""

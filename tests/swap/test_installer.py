@@ -20,6 +20,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.installer import SwappedRegion
 from tests import functions
+from tests.elsewhere import compiling_elsewhere
 from tests.models import Block, Net
 
 
@@ -75,6 +76,29 @@ class TestModules:
         setup.x = torch.randn(2, 3, 8)  # not compiled for, and not allowed to be
         setup.run(Lane.REUSE)
         assert (len(setup.witness.graphs), setup.witness.total_runs) == (1, 6)
+
+    def test_what_another_thread_compiles_is_no_reason_to_be_eager(self) -> None:
+        setup = Setup()
+        setup.swapped.put(setup.root)
+        with compiling_elsewhere():
+            setup.run()
+            setup.run(Lane.REUSE)
+        assert (len(setup.witness.graphs), setup.witness.total_runs) == (1, 6)
+
+    def test_what_is_traced_around_it_is_traced_through_it(self) -> None:
+        setup = Setup()
+        setup.swapped.put(setup.root)
+        of_others: list[torch.fx.GraphModule] = []
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            of_others.append(graph)
+            return graph
+
+        setup.gate.open(Lane.COMPILE)
+        torch.compile(lambda x: setup.root(x), backend=backend, fullgraph=True)(setup.x)
+        torch.export.export(setup.root, (setup.x,), strict=False)
+        setup.gate.close()
+        assert (len(of_others), setup.witness.graphs) == (1, [])
 
     def test_outside_of_a_step_all_is_eager(self) -> None:
         setup = Setup()

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
+from lightning_hotcompile.swap.dynamo import is_traced_here
 from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.optimizers.fused_check import FusedCheck
 from lightning_hotcompile.swap.optimizers.fused_kernels import GroupTensors
@@ -112,7 +113,7 @@ class FusedStep:
         self.take_out()
 
     def _is_off(self) -> bool:
-        return self._is_out or self.stage is Stage.LEFT or torch.compiler.is_compiling()
+        return self._is_out or self.stage is Stage.LEFT or is_traced_here()
 
     def _update(self) -> None:
         self.updates += 1
