@@ -153,7 +153,7 @@ PRIVATE_TORCH = {
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.
-    "swap.installer": {"_call_impl", "_compiled_call_impl"},
+    "swap.installer": {"_call_impl"},
     "plan.regions": {"_compiled_call_impl"},
     "run.trainer_facts": {"_compiled_call_impl", "_should_accumulate"},
     # The dispatch mode that records the stream of operations, and which tensors are the same.

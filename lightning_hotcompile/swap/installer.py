@@ -174,9 +174,8 @@ class SwappedRegion:
             if sharded:
                 self._put_forward(module, self._compiled_call)
                 continue
-            before = vars(module).get("_compiled_call_impl")  # of another stage, which is at rest now
-            module._compiled_call_impl = _CompiledCall(self.choose, self._compiled_call, call_module, module)
-            self.undo_later(functools.partial(_give_back, module, before))
+            ours = _CompiledCall(self.choose, self._compiled_call, call_module, module)
+            self._put_there(module, "_compiled_call_impl", ours)
 
     def _put_forward(self, module: nn.Module, compiled: CompiledFunction) -> None:
         if "forward" in vars(module):
@@ -197,13 +196,16 @@ class SwappedRegion:
 
         places = [(owner, name)] if isinstance(owner, type) else _places_of(function)
         for place, attribute in places:
-            before = vars(place).get(attribute, _INHERITED)
-            setattr(place, attribute, call)
-            self.undo_later(functools.partial(_put_back, place, attribute, call, before))
+            self._put_there(place, attribute, call)
+
+    def _put_there(self, place: Any, attribute: str, ours: Any) -> None:
+        before = vars(place).get(attribute, _INHERITED)  # it may be of another stage, which is at rest now
+        setattr(place, attribute, ours)
+        self.undo_later(functools.partial(_put_back, place, attribute, ours, before))
 
 
 _INHERITED = object()
-"""Stands for what a class has of its base."""
+"""Stands for what a module has of its class, or a class of its base."""
 
 
 def _put_back(place: Any, attribute: str, ours: Any, before: Any) -> None:
@@ -214,13 +216,6 @@ def _put_back(place: Any, attribute: str, ours: Any, before: Any) -> None:
         delattr(place, attribute)
     else:
         setattr(place, attribute, before)
-
-
-def _give_back(module: nn.Module, before: Any) -> None:
-    if before is None:
-        vars(module).pop("_compiled_call_impl", None)
-    else:
-        module._compiled_call_impl = before
 
 
 def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:

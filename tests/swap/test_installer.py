@@ -124,6 +124,14 @@ class TestModules:
             }
             assert new.get("_compiled_call_impl") is None
 
+    def test_what_the_user_has_compiled_since_stays(self) -> None:
+        setup = Setup()
+        setup.swapped.put(setup.root)
+        setup.root[1].compile(backend="eager")
+        theirs = setup.root[1]._compiled_call_impl
+        setup.swapped.take_out()
+        assert [m._compiled_call_impl for m in setup.root] == [None, theirs, None]
+
     def test_it_can_be_put_again(self) -> None:
         setup = Setup()
         for _ in range(2):
