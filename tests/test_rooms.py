@@ -90,7 +90,7 @@ PRIVATE_TORCH = {
     # Who packs the tensors that are saved for a backward.
     "swap.graphs.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
     # Whether a backward pass is running.
-    "swap.gate": {"_C", "_current_graph_task_id"},
+    "swap.own_thread": {"_C", "_current_graph_task_id"},
     # What an operation of a graph is called.
     "swap.optimizers.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.

@@ -281,6 +281,14 @@ class TestBackends:
         torch.compile(lambda x: x + 5, backend=counter)(torch.ones(2))
         assert timer.seconds == heard
 
+    def test_the_compile_timer_does_not_count_what_another_thread_compiles(self, counter: Any) -> None:
+        timer = CompileTimer()
+        timer.start()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(torch.compile(lambda x: x + 6, backend=counter), torch.ones(2)).result()
+        timer.stop()
+        assert (counter.frame_count, timer.seconds) == (1, 0.0)
+
     def test_recompile_reasons_and_graph_breaks_can_be_read(self, counter: Any) -> None:
         before = dynamo.graph_break_count()
 
