@@ -89,8 +89,8 @@ PRIVATE_TORCH = {
     "swap.inductor.compilers": None,
     # Who packs the tensors that are saved for a backward.
     "swap.graphs.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
-    # Whether a backward pass is running.
-    "swap.own_thread": {"_C", "_current_graph_task_id"},
+    # Whether a thread runs a backward pass, or compiles.
+    "swap.own_thread": {"_C", "_current_graph_task_id", "torch._guards"},
     # What an operation of a graph is called.
     "swap.optimizers.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.

@@ -39,6 +39,7 @@ from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.inductor import compilers
 from lightning_hotcompile.swap.inductor.paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
+from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.tracing import stance
 from lightning_hotcompile.swap.tracing.overrides import mark
@@ -214,13 +215,13 @@ class TestStateOfTheThread:
 
         def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
             with ThreadPoolExecutor(1) as threads:
-                elsewhere = threads.submit(dynamo.is_traced_here).result()
-            answers.append((dynamo.is_traced_here() is torch.compiler.is_compiling(), elsewhere))
+                elsewhere = threads.submit(is_traced_here).result()
+            answers.append((is_traced_here() is torch.compiler.is_compiling(), elsewhere))
             return graph
 
         torch.compile(torch.sin, backend=backend)(torch.ones(2))
         assert answers == [(True, False)]
-        assert not dynamo.is_traced_here()
+        assert not is_traced_here()
 
 
 class TestBackends:

@@ -27,12 +27,12 @@ from torch._dynamo.exc import (
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
 from torch._dynamo.utils import counters, get_compilation_metrics, same
-from torch._guards import CompileContext
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
+from lightning_hotcompile.swap.replaced import Replacement, Replaces
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_told
 from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
@@ -78,15 +78,6 @@ def is_compile_error(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def is_traced_here() -> bool:
-    """Whether this thread traces or compiles: torch's own answer is of all threads of the process."""
-    return torch.compiler.is_compiling() and (
-        torch.compiler.is_dynamo_compiling()  # to Dynamo, where it traces, a constant
-        or torch.compiler.is_exporting()
-        or CompileContext.try_get() is not None
-    )
 
 
 def skips_all_frames() -> bool:
@@ -144,15 +135,25 @@ def compiling_allowed(
             ),
             graph_breaks_told(on_break),
             KeepsBuffers(),
-            _KeepsCaches(),
-            _LooksAtHooksOnce(),
-            comparisons_are_calls(),
-            all_overrides(_break_the_graph),
+            _TracesOtherwise(),
         ):
             yield
     finally:
         for logger in loggers:
             logger.removeFilter(told)
+
+
+def _trace_otherwise() -> Callable[[], None]:
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(_KeepsCaches())
+        undo.enter_context(_LooksAtHooksOnce())
+        undo.enter_context(comparisons_are_calls())
+        undo.enter_context(all_overrides(_break_the_graph))
+        return undo.pop_all().close
+
+
+class _TracesOtherwise(Replaces):
+    replacement = Replacement(_trace_otherwise)
 
 
 class _KeepsCaches:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import threading
 
 import torch
+from torch._guards import CompileContext
 
 _NO_BACKWARD = -1
 """What torch has as number of the backward pass that is running, where none is."""
+
+
+def is_traced_here() -> bool:
+    """Whether this thread traces or compiles: torch's own answer is of all threads of the process."""
+    return torch.compiler.is_compiling() and (
+        torch.compiler.is_dynamo_compiling()  # to Dynamo, where it traces, a constant
+        or torch.compiler.is_exporting()
+        or CompileContext.try_get() is not None
+    )
 
 
 def runs_backward() -> bool:

@@ -23,9 +23,9 @@ class Replacement:
     def enter(self) -> None:
         """One more wants it."""
         with self._lock:
-            self._users += 1
             if self._undo is None:
                 self._undo = self._replace()
+            self._users += 1
 
     def leave(self) -> None:
         """One wants it no longer."""

@@ -11,12 +11,12 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from lightning_hotcompile.swap.dynamo import is_traced_here
 from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.optimizers.fused_check import FusedCheck
 from lightning_hotcompile.swap.optimizers.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.optimizers.fused_layout import FusedLayout
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, bare_step
+from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.watch.stats import has_first_arm
 
 _CHECKS = 3
