@@ -20,6 +20,11 @@ class Replacement:
         self._users = 0
         self._undo: Callable[[], None] | None = None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether anybody wants it now."""
+        return self._undo is not None
+
     def enter(self) -> None:
         """One more wants it."""
         with self._lock:
