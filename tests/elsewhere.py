@@ -6,7 +6,14 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import pytest
 import torch
+
+from lightning_hotcompile.swap.dynamo import TORCH
+
+threads_may_compile = pytest.mark.skipif(
+    TORCH < (2, 13), reason="torch 2.11 ends the process where a third thread compiles"
+)
 
 # Before torch 2.13 nothing tells of the process what a thread does.
 _session = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)

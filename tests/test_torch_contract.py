@@ -43,6 +43,7 @@ from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.tracing import stance
 from lightning_hotcompile.swap.tracing.overrides import mark
+from tests.elsewhere import threads_may_compile
 from tests.functions import turned
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
@@ -282,6 +283,7 @@ class TestBackends:
         torch.compile(lambda x: x + 5, backend=counter)(torch.ones(2))
         assert timer.seconds == heard
 
+    @threads_may_compile
     def test_the_compile_timer_does_not_count_what_another_thread_compiles(self, counter: Any) -> None:
         timer = CompileTimer()
         timer.start()

@@ -21,9 +21,10 @@ from torch._dynamo.variables import BuiltinVariable
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import TORCH, compiling_allowed
+from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.tracing.breaks import LOGGER, GraphBreak
+from tests.elsewhere import threads_may_compile
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def _ways_of_torch() -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo's settings were those of all threads")
+@threads_may_compile
 def test_of_two_trainings_in_two_threads_the_first_one_to_end_takes_nothing_from_the_other() -> None:
     before = _ways_of_torch()
     plain, model = Draws(), Draws()
@@ -104,6 +105,7 @@ def test_of_two_trainings_in_two_threads_the_first_one_to_end_takes_nothing_from
     assert left is functorch_config.donated_buffer
 
 
+@threads_may_compile
 def test_what_dynamo_tells_of_another_thread_is_told_to_that_one() -> None:
     failures: list[BaseException] = []
     broken: list[GraphBreak] = []

@@ -14,6 +14,7 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
+from tests.elsewhere import threads_may_compile
 from tests.functions import turned
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
@@ -138,6 +139,7 @@ def test_outside_of_dynamo_nothing_is_interrupted() -> None:
     assert limit.reached is None
 
 
+@threads_may_compile
 def test_what_another_thread_compiles_is_of_no_call_of_this_one() -> None:
     """Dynamo compiles for one thread at a time: a call that waits for it is told of the other's frames."""
     limit = TracingLimit(60.0)
@@ -148,6 +150,7 @@ def test_what_another_thread_compiles_is_of_no_call_of_this_one() -> None:
     assert limit.frames == 0
 
 
+@threads_may_compile
 def test_what_a_backward_compiles_in_a_thread_of_its_own_is_of_the_call() -> None:
     limit = TracingLimit(60.0)
 
