@@ -283,6 +283,17 @@ class TestBackends:
         torch.compile(lambda x: x + 5, backend=counter)(torch.ones(2))
         assert timer.seconds == heard
 
+    def test_the_compile_timer_listens_again_after_a_reset_and_once_only(self, counter: Any) -> None:
+        timer = CompileTimer()
+        timer.start()
+        torch._dynamo.reset()  # takes away whoever listens
+        timer.start()
+        timer.start()
+        torch.compile(lambda x: x + 7, backend=counter)(torch.ones(2))
+        assert timer.seconds > 0
+        assert torch._dynamo.callback.callback_handler.start_callbacks.count(timer._on_start) == 1
+        timer.stop()
+
     @threads_may_compile
     def test_the_compile_timer_does_not_count_what_another_thread_compiles(self, counter: Any) -> None:
         timer = CompileTimer()

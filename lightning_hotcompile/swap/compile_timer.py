@@ -32,20 +32,24 @@ class CompileTimer:
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Begin to listen, for this thread."""
+        """Begin to listen, for this thread; again where ``torch._dynamo.reset()`` has put an end to it."""
         self._thread = OwnThread()
-        callback_handler.register_start_callback(self._on_start)
-        callback_handler.register_end_callback(self._on_end)
+        for callbacks, own in self._places():
+            if own not in callbacks:
+                callbacks.append(own)
 
     def stop(self) -> None:
         """Stop listening; a second call does nothing."""
-        for callbacks, own in (
-            (callback_handler.start_callbacks, self._on_start),
-            (callback_handler.end_callbacks, self._on_end),
-        ):
-            while own in callbacks:
+        for callbacks, own in self._places():
+            if own in callbacks:
                 callbacks.remove(own)
         self._since = None
+
+    def _places(self) -> tuple[tuple[list[Callable[..., None]], Callable[..., None]], ...]:
+        return (
+            (callback_handler.start_callbacks, self._on_start),
+            (callback_handler.end_callbacks, self._on_end),
+        )
 
     def _on_start(self, *_: Any) -> None:
         if self._thread.is_here() and self._counts():
