@@ -83,7 +83,8 @@ def is_compile_error(error: BaseException) -> bool:
 def skips_all_frames() -> bool:
     """Whether Dynamo compiles nothing now: a mode sees each operation (one that counts FLOPs).
 
-    With ``fullgraph`` torch 2.13 then raises, after the function has run.
+    Before torch 2.13 what is called then is skipped for good, also where the user compiles it later. Since
+    then torch raises with ``fullgraph``, after the function has run.
     """
     return any(
         not mode.is_infra_mode() and not mode.ignore_compile_internals()

@@ -109,7 +109,7 @@ class SwappedRegion:
         runs, limit = self._watch.total_runs, None
         try:
             if self._gate.lane is Lane.COMPILE:
-                if self._settings["fullgraph"] and skips_all_frames():
+                if skips_all_frames():
                     return eager(*args, **kwargs)
                 limit = TracingLimit(self._gate.limit_s)
                 return self._compile_or_reuse(compiled, args, kwargs, limit)

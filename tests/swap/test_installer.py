@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import InternalTorchDynamoError
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.errors import TargetError
 from lightning_hotcompile.plan.regions import why_not_compiled
@@ -99,6 +100,20 @@ class TestModules:
         torch.export.export(setup.root, (setup.x,), strict=False)
         setup.gate.close()
         assert (len(of_others), setup.witness.graphs) == (1, [])
+
+    def test_where_a_mode_sees_each_operation_nothing_is_lost_for_what_the_user_compiles(self) -> None:
+        setup, graphs = Setup(), list[torch.fx.GraphModule]()
+        setup.swapped.put(setup.root)
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            graphs.append(graph)
+            return graph
+
+        with FlopCounterMode(display=False):
+            setup.run()
+        setup.swapped.take_out()
+        torch.compile(Block.forward, backend=backend)(setup.root[0], setup.x)
+        assert (setup.witness.graphs, len(graphs)) == ([], 1)
 
     def test_outside_of_a_step_all_is_eager(self) -> None:
         setup = Setup()
