@@ -89,8 +89,8 @@ PRIVATE_TORCH = {
     "swap.inductor.compilers": None,
     # Who packs the tensors that are saved for a backward.
     "swap.graphs.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
-    # Whether a backward pass is running.
-    "swap.gate": {"_C", "_current_graph_task_id"},
+    # Whether a thread runs a backward pass, or compiles.
+    "swap.own_thread": {"_C", "_current_graph_task_id", "torch._guards"},
     # What an operation of a graph is called.
     "swap.optimizers.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.
@@ -157,7 +157,7 @@ PRIVATE_TORCH = {
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.
-    "swap.installer": {"_call_impl", "_compiled_call_impl"},
+    "swap.installer": {"_call_impl"},
     "plan.regions": {"_compiled_call_impl"},
     "run.trainer_facts": {"_compiled_call_impl", "_should_accumulate"},
     # The dispatch mode that records the stream of operations, and which tensors are the same.

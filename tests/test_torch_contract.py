@@ -39,9 +39,11 @@ from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.inductor import compilers
 from lightning_hotcompile.swap.inductor.paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
+from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.captured import copy_of
 from lightning_hotcompile.swap.tracing import stance
 from lightning_hotcompile.swap.tracing.overrides import mark
+from tests.elsewhere import threads_may_compile
 from tests.functions import turned
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
@@ -208,6 +210,20 @@ class TestStateOfTheThread:
         polite(torch.ones(2))
         assert counter.frame_count == 1
 
+    def test_only_the_thread_that_compiles_is_traced(self) -> None:
+        """Since 2.13 torch says so of all threads while one compiles; before, of none."""
+        answers: list[tuple[bool, bool]] = []
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            with ThreadPoolExecutor(1) as threads:
+                elsewhere = threads.submit(is_traced_here).result()
+            answers.append((is_traced_here() is torch.compiler.is_compiling(), elsewhere))
+            return graph
+
+        torch.compile(torch.sin, backend=backend)(torch.ones(2))
+        assert answers == [(True, False)]
+        assert not is_traced_here()
+
 
 class TestBackends:
     def test_the_backward_can_be_compiled_with_the_forward(self) -> None:
@@ -266,6 +282,26 @@ class TestBackends:
         timer.stop()
         torch.compile(lambda x: x + 5, backend=counter)(torch.ones(2))
         assert timer.seconds == heard
+
+    def test_the_compile_timer_listens_again_after_a_reset_and_once_only(self, counter: Any) -> None:
+        timer = CompileTimer()
+        timer.start()
+        torch._dynamo.reset()  # takes away whoever listens
+        timer.start()
+        timer.start()
+        torch.compile(lambda x: x + 7, backend=counter)(torch.ones(2))
+        assert timer.seconds > 0
+        assert torch._dynamo.callback.callback_handler.start_callbacks.count(timer._on_start) == 1
+        timer.stop()
+
+    @threads_may_compile
+    def test_the_compile_timer_does_not_count_what_another_thread_compiles(self, counter: Any) -> None:
+        timer = CompileTimer()
+        timer.start()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(torch.compile(lambda x: x + 6, backend=counter), torch.ones(2)).result()
+        timer.stop()
+        assert (counter.frame_count, timer.seconds) == (1, 0.0)
 
     def test_recompile_reasons_and_graph_breaks_can_be_read(self, counter: Any) -> None:
         before = dynamo.graph_break_count()

@@ -158,6 +158,8 @@ class Flip:
         self.installation.witness.armed = armed
         self._runs_before = self.installation.witness.total_runs
         self._compile_s = self.installation.timer.seconds
+        if lane is Lane.COMPILE:
+            self.installation.timer.start()
         self.installation.gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
         left_out = self.installation.parts.get(without, NO_REGION) if without else NO_REGION
         self.installation.gate.open(lane, left_out)

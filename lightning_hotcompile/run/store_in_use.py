@@ -79,11 +79,12 @@ class StoreInUse:
     def _find_folder(self) -> Path | None:
         if self.store is None:
             return None
-        ours = self._cache.active if self._cache is not None else inductor_paths.chosen_by_user() is None
         try:
-            return self.store.compiler_cache_dir if ours else None
+            folder = self.store.compiler_cache_dir
         except StoreError:
             return None
+        is_ours = self._cache.active if self._cache is not None else not inductor_paths.chosen_by_user(folder)
+        return folder if is_ours else None
 
     def end(self) -> None:
         """Give the compiler back its own folder, and keep ours within bounds; a second call does nothing."""

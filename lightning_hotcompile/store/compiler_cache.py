@@ -105,7 +105,7 @@ def why_not(folder: Path) -> str | None:
     Raises:
         OSError: the folder cannot be looked at.
     """
-    chosen = inductor_paths.chosen_by_user()
+    chosen = inductor_paths.chosen_by_user(folder)
     if chosen is not None:
         return f"{inductor_paths.FOLDER}={chosen} is set, so the compiler's cache stays there"
     if _mounted(folder, "ST_NOEXEC"):

@@ -8,13 +8,18 @@ from typing import Any
 
 from torch._dynamo.callback import callback_handler
 
+from lightning_hotcompile.swap.own_thread import OwnThread
+
 
 class CompileTimer:
     """Adds up the wall time in which Dynamo compiles, tracing and backend together, in seconds.
 
+    Dynamo tells of all in the process; what threads compile that are no business of the one that has started
+    this is not counted.
+
     Args:
         now: a clock in seconds.
-        counts: whether a compile that begins now is to be counted: Dynamo tells of all in the process.
+        counts: whether a compile that begins now is to be counted.
     """
 
     def __init__(
@@ -22,26 +27,32 @@ class CompileTimer:
     ) -> None:
         self._now = now
         self._counts = counts
+        self._thread = OwnThread()
         self._since: float | None = None
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Begin to listen."""
-        callback_handler.register_start_callback(self._on_start)
-        callback_handler.register_end_callback(self._on_end)
+        """Begin to listen, for this thread; again where ``torch._dynamo.reset()`` has put an end to it."""
+        self._thread = OwnThread()
+        for callbacks, own in self._places():
+            if own not in callbacks:
+                callbacks.append(own)
 
     def stop(self) -> None:
         """Stop listening; a second call does nothing."""
-        for callbacks, own in (
-            (callback_handler.start_callbacks, self._on_start),
-            (callback_handler.end_callbacks, self._on_end),
-        ):
-            while own in callbacks:
+        for callbacks, own in self._places():
+            if own in callbacks:
                 callbacks.remove(own)
         self._since = None
 
+    def _places(self) -> tuple[tuple[list[Callable[..., None]], Callable[..., None]], ...]:
+        return (
+            (callback_handler.start_callbacks, self._on_start),
+            (callback_handler.end_callbacks, self._on_end),
+        )
+
     def _on_start(self, *_: Any) -> None:
-        if self._counts():
+        if self._thread.is_here() and self._counts():
             self._since = self._now()
 
     def _on_end(self, *_: Any) -> None:

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
+from lightning_hotcompile.swap.replaced import Replacement, Replaces
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_told
 from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
@@ -82,7 +83,8 @@ def is_compile_error(error: BaseException) -> bool:
 def skips_all_frames() -> bool:
     """Whether Dynamo compiles nothing now: a mode sees each operation (one that counts FLOPs).
 
-    With ``fullgraph`` torch 2.13 then raises, after the function has run.
+    Before torch 2.13 what is called then is skipped for good, also where the user compiles it later. Since
+    then torch raises with ``fullgraph``, after the function has run.
     """
     return any(
         not mode.is_infra_mode() and not mode.ignore_compile_internals()
@@ -134,15 +136,25 @@ def compiling_allowed(
             ),
             graph_breaks_told(on_break),
             KeepsBuffers(),
-            _KeepsCaches(),
-            _LooksAtHooksOnce(),
-            comparisons_are_calls(),
-            all_overrides(_break_the_graph),
+            _TracesOtherwise(),
         ):
             yield
     finally:
         for logger in loggers:
             logger.removeFilter(told)
+
+
+def _trace_otherwise() -> Callable[[], None]:
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(_KeepsCaches())
+        undo.enter_context(_LooksAtHooksOnce())
+        undo.enter_context(comparisons_are_calls())
+        undo.enter_context(all_overrides(_break_the_graph))
+        return undo.pop_all().close
+
+
+class _TracesOtherwise(Replaces):
+    replacement = Replacement(_trace_otherwise)
 
 
 class _KeepsCaches:

@@ -6,10 +6,9 @@ import contextlib
 import enum
 from collections.abc import Callable
 
-import torch
-
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.swap.own_thread import runs_backward
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES
 
@@ -31,9 +30,6 @@ PARTS_OF_A_STEP = frozenset(
     ["training_step", "validation_step", "test_step", "predict_step", "backward", "optimizer_step"]
 )
 """What Lightning may be running when compiled code is used; between these it calls hooks."""
-
-NO_BACKWARD = -1
-"""What torch has as number of the backward pass that is running, where none is."""
 
 
 def _nothing_is_known() -> None:
@@ -99,7 +95,7 @@ class Gate:
         running = self._running()
         if running is None or running in PARTS_OF_A_STEP:
             return True
-        return torch._C._current_graph_task_id() != NO_BACKWARD
+        return runs_backward()
 
     def open(self, lane: Lane, left_out: frozenset[str] = frozenset()) -> None:
         """Let a step through on this lane; a step that was left open is closed first."""

@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from lightning_hotcompile.errors import HotCompileError
@@ -20,6 +19,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
 
@@ -91,9 +91,7 @@ class SwappedRegion:
 
     def is_off(self) -> bool:
         """Whether a call is to run as if nothing had been swapped."""
-        return (
-            torch.compiler.is_compiling() or self.error is not None or not self._gate.takes(self.region.name)
-        )
+        return is_traced_here() or self.error is not None or not self._gate.takes(self.region.name)
 
     def choose(self, compiled: CompiledFunction, eager: CompiledFn, *args: Any, **kwargs: Any) -> Any:
         """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly."""
@@ -111,7 +109,7 @@ class SwappedRegion:
         runs, limit = self._watch.total_runs, None
         try:
             if self._gate.lane is Lane.COMPILE:
-                if self._settings["fullgraph"] and skips_all_frames():
+                if skips_all_frames():
                     return eager(*args, **kwargs)
                 limit = TracingLimit(self._gate.limit_s)
                 return self._compile_or_reuse(compiled, args, kwargs, limit)
@@ -177,9 +175,8 @@ class SwappedRegion:
             if sharded:
                 self._put_forward(module, self._compiled_call)
                 continue
-            before = vars(module).get("_compiled_call_impl")  # of another stage, which is at rest now
-            module._compiled_call_impl = _CompiledCall(self.choose, self._compiled_call, call_module, module)
-            self.undo_later(functools.partial(_give_back, module, before))
+            ours = _CompiledCall(self.choose, self._compiled_call, call_module, module)
+            self._put_there(module, "_compiled_call_impl", ours)
 
     def _put_forward(self, module: nn.Module, compiled: CompiledFunction) -> None:
         if "forward" in vars(module):
@@ -200,13 +197,16 @@ class SwappedRegion:
 
         places = [(owner, name)] if isinstance(owner, type) else _places_of(function)
         for place, attribute in places:
-            before = vars(place).get(attribute, _INHERITED)
-            setattr(place, attribute, call)
-            self.undo_later(functools.partial(_put_back, place, attribute, call, before))
+            self._put_there(place, attribute, call)
+
+    def _put_there(self, place: Any, attribute: str, ours: Any) -> None:
+        before = vars(place).get(attribute, _INHERITED)  # it may be of another stage, which is at rest now
+        setattr(place, attribute, ours)
+        self.undo_later(functools.partial(_put_back, place, attribute, ours, before))
 
 
 _INHERITED = object()
-"""Stands for what a class has of its base."""
+"""Stands for what a module has of its class, or a class of its base."""
 
 
 def _put_back(place: Any, attribute: str, ours: Any, before: Any) -> None:
@@ -217,13 +217,6 @@ def _put_back(place: Any, attribute: str, ours: Any, before: Any) -> None:
         delattr(place, attribute)
     else:
         setattr(place, attribute, before)
-
-
-def _give_back(module: nn.Module, before: Any) -> None:
-    if before is None:
-        vars(module).pop("_compiled_call_impl", None)
-    else:
-        module._compiled_call_impl = before
 
 
 def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:

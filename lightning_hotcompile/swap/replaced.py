@@ -20,12 +20,17 @@ class Replacement:
         self._users = 0
         self._undo: Callable[[], None] | None = None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether anybody wants it now."""
+        return self._undo is not None
+
     def enter(self) -> None:
         """One more wants it."""
         with self._lock:
-            self._users += 1
             if self._undo is None:
                 self._undo = self._replace()
+            self._users += 1
 
     def leave(self) -> None:
         """One wants it no longer."""

@@ -47,6 +47,22 @@ class TestOn:
             assert Path(codecache.cache_dir()) == store.compiler_cache_dir
         assert (use.active, FOLDER in os.environ) == (False, False)
 
+    @pytest.mark.parametrize("first_ends_first", [True, False])
+    def test_two_trainings_of_a_process_use_it_until_the_last_one_is_done(
+        self, tmp_path: Path, first_ends_first: bool
+    ) -> None:
+        before = codecache._HEADER_DIR
+        store = store_in(tmp_path)
+        uses = [store.use_compiler_cache().start() for _ in range(2)]
+        assert [use.active for use in uses] == [True, True]
+        assert len(list((tmp_path / "store" / "users").iterdir())) == 2
+        first, last = uses if first_ends_first else reversed(uses)
+        first.stop()
+        assert os.environ[FOLDER] == str(store.compiler_cache_dir)
+        assert Path(codecache._HEADER_DIR).parent == store.compiler_cache_dir
+        last.stop()
+        assert (FOLDER in os.environ, codecache._HEADER_DIR) == (False, before)
+
     def test_twice_is_once(self, tmp_path: Path) -> None:
         use = store_in(tmp_path).use_compiler_cache()
         use.start().start()

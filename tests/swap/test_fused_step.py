@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.optimizers.fused_check import FusedCheck
 from lightning_hotcompile.swap.optimizers.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.optimizers.fused_layout import FusedLayout
 from lightning_hotcompile.swap.optimizers.fused_step import FusedStep, Stage
+from tests.elsewhere import compiling_elsewhere
 
 Make = Callable[[Any], Optimizer]
 
@@ -211,6 +212,12 @@ class TestTheSameTraining:
         assert step.runs == 5
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, wanted[name])
+
+    def test_it_updates_while_another_thread_compiles(self) -> None:
+        model, optimizer, step = adamw(Stage.KEPT)
+        with compiling_elsewhere():
+            train(model, optimizer, 3)
+        assert (step.updates, step.runs) == (3, 2), "the first one has no state yet"
 
 
 class TestNobodySeesIt:

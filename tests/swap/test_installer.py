@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import InternalTorchDynamoError
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.errors import TargetError
 from lightning_hotcompile.plan.regions import why_not_compiled
@@ -20,6 +21,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.installer import SwappedRegion
 from tests import functions
+from tests.elsewhere import compiling_elsewhere
 from tests.models import Block, Net
 
 
@@ -76,6 +78,43 @@ class TestModules:
         setup.run(Lane.REUSE)
         assert (len(setup.witness.graphs), setup.witness.total_runs) == (1, 6)
 
+    def test_what_another_thread_compiles_is_no_reason_to_be_eager(self) -> None:
+        setup = Setup()
+        setup.swapped.put(setup.root)
+        with compiling_elsewhere():
+            setup.run()
+            setup.run(Lane.REUSE)
+        assert (len(setup.witness.graphs), setup.witness.total_runs) == (1, 6)
+
+    def test_what_is_traced_around_it_is_traced_through_it(self) -> None:
+        setup = Setup()
+        setup.swapped.put(setup.root)
+        of_others: list[torch.fx.GraphModule] = []
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            of_others.append(graph)
+            return graph
+
+        setup.gate.open(Lane.COMPILE)
+        torch.compile(lambda x: setup.root(x), backend=backend, fullgraph=True)(setup.x)
+        torch.export.export(setup.root, (setup.x,), strict=False)
+        setup.gate.close()
+        assert (len(of_others), setup.witness.graphs) == (1, [])
+
+    def test_where_a_mode_sees_each_operation_nothing_is_lost_for_what_the_user_compiles(self) -> None:
+        setup, graphs = Setup(), list[torch.fx.GraphModule]()
+        setup.swapped.put(setup.root)
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            graphs.append(graph)
+            return graph
+
+        with FlopCounterMode(display=False):
+            setup.run()
+        setup.swapped.take_out()
+        torch.compile(Block.forward, backend=backend)(setup.root[0], setup.x)
+        assert (setup.witness.graphs, len(graphs)) == ([], 1)
+
     def test_outside_of_a_step_all_is_eager(self) -> None:
         setup = Setup()
         setup.swapped.put(setup.root)
@@ -99,6 +138,14 @@ class TestModules:
                 k: v for k, v in new.items() if k != "_compiled_call_impl"
             }
             assert new.get("_compiled_call_impl") is None
+
+    def test_what_the_user_has_compiled_since_stays(self) -> None:
+        setup = Setup()
+        setup.swapped.put(setup.root)
+        setup.root[1].compile(backend="eager")
+        theirs = setup.root[1]._compiled_call_impl
+        setup.swapped.take_out()
+        assert [m._compiled_call_impl for m in setup.root] == [None, theirs, None]
 
     def test_it_can_be_put_again(self) -> None:
         setup = Setup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import signal
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, adam
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_hotcompile.plan.optimizers import COMPILABLE
@@ -23,6 +24,7 @@ from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, is_watched
 from lightning_hotcompile.swap.optimizers.static_marks import MARK
+from tests.elsewhere import compiling_elsewhere
 from tests.swap.writes import Writes
 
 STEPS = 8
@@ -209,6 +211,28 @@ def test_reuse_compiles_nothing() -> None:
         plain.step()
         swapped.step(Lane.REUSE)
     assert swapped.witness.graphs == []
+    assert_equal_states(plain.state(), swapped.state())
+
+
+def test_eager_has_the_settings_of_the_user_though_another_thread_begins_to_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, swapped = Arm("AdamW", compiled=False), Arm("AdamW", compiled=True)
+    plain.step()
+    swapped.step()
+    capturable: list[bool] = []
+    original = adam.adam
+
+    def told(*args: Any, **kwargs: Any) -> None:
+        capturable.append(kwargs["capturable"])
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(adam, "adam", told)  # which the compiled code does not fit
+    with contextlib.ExitStack() as elsewhere:
+        swapped.model.register_forward_hook(lambda *_: elsewhere.enter_context(compiling_elsewhere()))
+        swapped.step(Lane.REUSE)
+    assert capturable == [False, False]
+    plain.step()
     assert_equal_states(plain.state(), swapped.state())
 
 

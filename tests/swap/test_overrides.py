@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils as dynamo_utils
+import torch._functorch.config as functorch_config
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.symbolic_convert import compare_op_handlers
+from torch._dynamo.variables import BuiltinVariable
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.tracing.breaks import LOGGER, GraphBreak
+from tests.elsewhere import threads_may_compile
 
 
 @pytest.fixture
@@ -56,3 +66,64 @@ def test_they_hold_in_the_forward_of_ddp() -> None:
     for _ in range(4):
         with compiling_allowed(suppress_errors=False):
             torch.testing.assert_close(wrapped(x), plain(x))
+
+
+def _ways_of_torch() -> dict[str, Any]:
+    """What is replaced while a training compiles, in the whole process."""
+    log = logging.getLogger(LOGGER)
+    return {
+        "warnings": dynamo_utils.warn_once,
+        "hooks": GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT,
+        "comparisons": dict(compare_op_handlers),
+        "calls": BuiltinVariable.call_function,
+        "breaks": ("isEnabledFor" in vars(log), log.propagate),
+        "buffers": vars(functorch_config)["_config"]["donated_buffer"].env_value_default,
+    }
+
+
+@threads_may_compile
+def test_of_two_trainings_in_two_threads_the_first_one_to_end_takes_nothing_from_the_other() -> None:
+    before = _ways_of_torch()
+    plain, model = Draws(), Draws()
+    model.load_state_dict(plain.state_dict())
+    backend = Witness("aot_eager").backend_for("one")
+    compiled = CompiledFunction(model.scaled, backend, dynamic=None, fullgraph=False)
+    x = torch.ones(2, 3)
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        one, other = (compiling_allowed(suppress_errors=False) for _ in range(2))
+        first.submit(one.__enter__).result()
+        second.submit(other.__enter__).result()
+        during = _ways_of_torch()
+        first.submit(one.__exit__, None, None, None).result()
+        after_first = _ways_of_torch()
+        answers = [second.submit(compiled, x).result() for _ in range(3)]
+        second.submit(other.__exit__, None, None, None).result()
+        left = second.submit(lambda: functorch_config.donated_buffer).result()
+    torch.testing.assert_close(answers, [plain(x) for _ in range(3)])
+    assert after_first == during
+    assert _ways_of_torch() == before
+    assert left is functorch_config.donated_buffer
+
+
+@threads_may_compile
+def test_what_dynamo_tells_of_another_thread_is_told_to_that_one() -> None:
+    failures: list[BaseException] = []
+    broken: list[GraphBreak] = []
+    log = logging.getLogger("torch._dynamo.convert_frame")
+
+    def elsewhere() -> None:
+        log.warning("not compiled", exc_info=ValueError("of another thread"))
+        torch.compile(breaks, backend="eager")(torch.ones(2))
+
+    def breaks(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    with (
+        compiling_allowed(suppress_errors=False, on_failure=failures.append, on_break=broken.append),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        threads.submit(elsewhere).result()
+        assert (failures, broken) == ([], [])
+        log.warning("not compiled", exc_info=ValueError("of this thread"))
+    assert [str(each) for each in failures] == ["of this thread"]

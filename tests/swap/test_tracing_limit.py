@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
+from tests.elsewhere import threads_may_compile
 from tests.functions import turned
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
@@ -135,3 +137,27 @@ def test_outside_of_dynamo_nothing_is_interrupted() -> None:
         limit._on_start(CallbackArgs(CallbackTrigger.DYNAMO, "0/0"))
         threading.Event().wait(0.1)
     assert limit.reached is None
+
+
+@threads_may_compile
+def test_what_another_thread_compiles_is_of_no_call_of_this_one() -> None:
+    """Dynamo compiles for one thread at a time: a call that waits for it is told of the other's frames."""
+    limit = TracingLimit(60.0)
+    limit.reached = "took too long"
+    other = torch.compile(turned, backend="eager", fullgraph=True)
+    with limit, ThreadPoolExecutor(1) as threads:
+        threads.submit(other, torch.ones(2)).result()
+    assert limit.frames == 0
+
+
+@threads_may_compile
+def test_what_a_backward_compiles_in_a_thread_of_its_own_is_of_the_call() -> None:
+    limit = TracingLimit(60.0)
+
+    def backward(x: Tensor) -> None:
+        x.register_hook(torch.compile(lambda gradient: gradient * 2, backend="eager"))
+        (x * 3).sum().backward()
+
+    with limit, ThreadPoolExecutor(1) as threads:
+        threads.submit(backward, torch.ones(2, requires_grad=True)).result()
+    assert limit.frames == 1

@@ -9,10 +9,13 @@ of a cold start) ignores the variable: its folder is fixed at import, below the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from lightning_hotcompile.swap.replaced import Replacement
 
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 TRITON_FOLDER = "TRITON_CACHE_DIR"
@@ -93,17 +96,33 @@ def use_headers(folder: Path) -> Callable[[], None]:
     return _set_headers(folder)
 
 
-def chosen_by_user() -> str | None:
-    """The folder that somebody else has set, or ``None`` for torch's default."""
+_pointed: dict[Path, Replacement] = {}
+"""By folder: trainings in several threads of a process may use one at the same time."""
+
+
+def chosen_by_user(ours: Path | None = None) -> str | None:
+    """The folder that somebody else has set, or ``None`` for torch's default.
+
+    Args:
+        ours: a folder that is no choice either where :func:`point_at` has set it.
+    """
     given = os.environ.get(FOLDER)
     with contextlib.suppress(OSError):  # there is no default that it could be
         if given and os.path.abspath(given) == os.path.abspath(default_folder()):
             return None
+    if ours is not None and given == str(ours) and ours in _pointed and _pointed[ours].is_made:
+        return None
     return given or None
 
 
 def point_at(folder: Path) -> Callable[[], None]:
-    """Let Inductor read and write below ``folder``; call the result to undo it."""
+    """Let Inductor read and write below ``folder``; call the result, once, to undo it."""
+    replacement = _pointed.setdefault(folder, Replacement(functools.partial(_point_at, folder)))
+    replacement.enter()
+    return replacement.leave
+
+
+def _point_at(folder: Path) -> Callable[[], None]:
     undo = [_set_folder(folder), _set_triton_folder(), _set_headers(folder / HEADERS)]
 
     def undo_all() -> None:

@@ -16,6 +16,7 @@ from lightning_hotcompile.swap.optimizers.fused_check import FusedCheck
 from lightning_hotcompile.swap.optimizers.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.optimizers.fused_layout import FusedLayout
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, bare_step
+from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.watch.stats import has_first_arm
 
 _CHECKS = 3
@@ -112,7 +113,7 @@ class FusedStep:
         self.take_out()
 
     def _is_off(self) -> bool:
-        return self._is_out or self.stage is Stage.LEFT or torch.compiler.is_compiling()
+        return self._is_out or self.stage is Stage.LEFT or is_traced_here()
 
     def _update(self) -> None:
         self.updates += 1

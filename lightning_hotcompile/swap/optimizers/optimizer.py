@@ -85,7 +85,7 @@ class SwappedOptimizer(SwappedRegion):
         original, values = bare_step(type(self.optimizer)), self._values
 
         def optimizer_step(optimizer: Optimizer) -> None:
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_dynamo_compiling():
                 values.as_given()  # this call was not compiled after all: eager takes floats only
             with torch.no_grad():
                 original(optimizer)

@@ -16,6 +16,9 @@ from unittest.mock import patch
 
 import torch
 
+from lightning_hotcompile.swap.own_thread import OwnThread
+from lightning_hotcompile.swap.replaced import Replacement, Replaces
+
 LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
 
 _PLACE = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
@@ -65,30 +68,42 @@ class GraphBreak:
 
 @contextlib.contextmanager
 def graph_breaks_told(to: Callable[[GraphBreak], None]) -> Iterator[None]:
-    """Hands on each graph break while it lasts; a place where Dynamo breaks twice is told once.
+    """Hands on each graph break of this thread while it lasts; one place where it breaks twice is told once.
 
     To who has asked torch for this log (``TORCH_LOGS=graph_breaks``) it goes as before.
     """
     logger, listener = logging.getLogger(LOGGER), _Listener(to)
-    goes_on = logger.propagate and logger.isEnabledFor(logging.DEBUG)
     logger.addHandler(listener)
     try:
-        with (
-            patch.object(logger, "isEnabledFor", lambda level: True),  # also after logging.disable
-            patch.object(logger, "propagate", goes_on),
-        ):
+        with _AllAreTold():
             yield
     finally:
         logger.removeHandler(listener)
+
+
+def _tell_all() -> Callable[[], None]:
+    logger = logging.getLogger(LOGGER)
+    goes_on = logger.propagate and logger.isEnabledFor(logging.DEBUG)
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(
+            patch.object(logger, "isEnabledFor", lambda level: True)
+        )  # after logging.disable, too
+        undo.enter_context(patch.object(logger, "propagate", goes_on))
+        return undo.pop_all().close
+
+
+class _AllAreTold(Replaces):
+    replacement = Replacement(_tell_all)
 
 
 class _Listener(logging.Handler):
     def __init__(self, to: Callable[[GraphBreak], None]) -> None:
         super().__init__(logging.DEBUG)
         self._to = to
+        self._thread = OwnThread()
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = break_from(record.getMessage())
+        found = break_from(record.getMessage()) if self._thread.is_here() else None
         if found is not None:
             self._to(found)
 

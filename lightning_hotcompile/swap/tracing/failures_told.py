@@ -5,18 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from lightning_hotcompile.swap.own_thread import OwnThread
+
 _log = logging.getLogger(__name__)
 
 
 class FailuresTold(logging.Filter):
-    """Hands on the errors that Dynamo suppresses, and keeps their long warnings off the console."""
+    """Hands on the errors that Dynamo suppresses, and keeps their long warnings off the console.
+
+    What other threads compile is left to them.
+    """
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         super().__init__()
         self._on_failure = on_failure
+        self._thread = OwnThread()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record goes on to the log."""
+        if not self._thread.is_here():
+            return True
         if "recompile_limit" in record.getMessage():
             return False  # told by the region that runs eagerly for it
         if "Graph break from `Tensor.item()`" in record.getMessage():

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
+from lightning_hotcompile.swap.own_thread import OwnThread
 from lightning_hotcompile.swap.process.time_limit import AGAIN_S, Alarm, is_limited, too_long
 from lightning_hotcompile.swap.tracing.interruptible import can_be_interrupted
 
@@ -24,13 +25,14 @@ class TracingLimit:
 
     Attributes:
         reached: that it was reached, in words.
-        frames: how many Dynamo has begun to compile.
+        frames: how many Dynamo has begun to compile, those of other threads' calls left out.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self._said = "" if seconds is None else too_long("compile_timeout", seconds)
         self.reached: str | None = None
         self.frames = 0
+        self._thread = OwnThread()
         self._alarm = Alarm(
             seconds, self._error, again_s=AGAIN_S, covers_limits=True, may_throw=_is_in_dynamo
         )
@@ -57,6 +59,8 @@ class TracingLimit:
     def _on_start(self, args: Any) -> None:
         if args.callback_trigger is not CallbackTrigger.DYNAMO:
             return  # no frame could be run as the user wrote it
+        if not self._thread.is_here():
+            return  # another call's, which a frame of this one waits for
         self.frames += 1
         if self.reached:
             raise self._error()
