@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.compile_cost import assumed_compile_s, expected_compile_s
 from lightning_hotcompile.plan.forecast import WARM_SHARE, Expectation, expected_speedup
@@ -177,9 +175,9 @@ class Memory:
         elif warm is not None:
             profile = replace(profile, compile_s=compile_s)
         self._store.remember(profile)
-        if compile_s > 0 and warm is not None and (plan.mode or self._mode) is None:
+        if compile_s > 0 and warm is False and (plan.mode or self._mode) is None:
             assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain, ops=ops)
-            self._add_sample(plan, compile_s, assumed, warm=warm)
+            self._add_sample(compile_s, assumed, by_child=False)
 
     def learn_child(
         self,
@@ -192,27 +190,11 @@ class Memory:
     ) -> None:
         """Keep what a child process took to compile a plan; see :meth:`child_s` and :meth:`learn`."""
         assumed = crowding * assumed_compile_s(plan.regions, has_toolchain=had_toolchain, ops=ops)
-        self._add_sample(plan, seconds, assumed, by_child=True)
+        self._add_sample(seconds, assumed, by_child=True)
 
-    def _add_sample(
-        self,
-        plan: CompilePlan,
-        seconds: float,
-        assumed_s: float,
-        *,
-        warm: bool = False,
-        by_child: bool = False,
-    ) -> None:
+    def _add_sample(self, seconds: float, assumed_s: float, *, by_child: bool) -> None:
         if self._store is not None:
-            sample = CompileSample(
-                kinds=tuple(region.kind for region in plan.regions),
-                assumed_s=assumed_s,
-                seconds=seconds,
-                warm=warm,
-                by_child=by_child,
-                torch=str(torch.__version__),
-                when=utc_now(),
-            )
+            sample = CompileSample(assumed_s=assumed_s, seconds=seconds, by_child=by_child, when=utc_now())
             self._store.add_compile_sample(sample)
 
     def _learn_forgone(self, signature: StepSignature, report: Report, seconds: float | None) -> None:
@@ -258,8 +240,7 @@ class Memory:
         """Compiles with an empty cache: seconds that would have been assumed, seconds that they took."""
         if self._samples is None:
             self._samples = () if self._asked is None else self._asked.compile_samples()
-        kept = [sample for sample in self._samples if not sample.warm and sample.by_child is by_child]
-        return [(sample.assumed_s, sample.seconds) for sample in kept]
+        return [(each.assumed_s, each.seconds) for each in self._samples if each.by_child is by_child]
 
 
 def _keeps_code(backend: object) -> bool:

@@ -8,39 +8,30 @@ from dataclasses import dataclass
 
 from lightning_hotcompile.store import checked
 from lightning_hotcompile.store.checked import InvalidRecord
-from lightning_hotcompile.store.hardware import as_tuple
 
-FORMAT = 2
+FORMAT = 3
 KIND = "hotcompile compile costs"
 MOST_SAMPLES = 200
 MOST_BYTES = 1024 * 1024
 
-_NAME = checked.line(least=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSample:
-    """One compile and what it took.
+    """One compile with an empty cache, and what it took.
 
     Args:
-        kinds: the kinds of the regions, in order.
-        assumed_s: seconds that were assumed for them, with the constants of the forecast.
+        assumed_s: seconds that were assumed for it, with the constants of the forecast.
         seconds: wall time of compiling.
-        warm: whether the compiler's cache knew the graphs.
         by_child: whether a child process compiled while training went on.
-        torch: version of PyTorch.
         when: UTC in ISO 8601.
 
     Raises:
         InvalidRecord: a field has a wrong type or is out of range.
     """
 
-    kinds: tuple[str, ...]
     assumed_s: float
     seconds: float
-    warm: bool
     by_child: bool
-    torch: str
     when: str
 
     def __post_init__(self) -> None:
@@ -53,17 +44,13 @@ class CompileSample:
         Raises:
             InvalidRecord: fields are missing, unknown or not allowed.
         """
-        fields = checked.exact_fields(data, cls)
-        return cls(**{**fields, "kinds": as_tuple(fields["kinds"])})
+        return cls(**checked.exact_fields(data, cls))
 
 
 _RULES = {
-    "kinds": checked.many(_NAME, 1000),
     "assumed_s": checked.number(0, 1e7),
     "seconds": checked.number(0, 1e7),
-    "warm": checked.flag(),
     "by_child": checked.flag(),
-    "torch": _NAME,
     "when": checked.utc_time(),
 }
 

@@ -61,11 +61,8 @@ def unmeasured(plan: str = "p1", **fields: Any) -> Profile:
 
 def sample(seconds: float = 20.0, **fields: Any) -> CompileSample:
     known = {
-        "kinds": ("step", "optimizer"),
         "assumed_s": 38.0,
-        "warm": False,
         "by_child": False,
-        "torch": "2.13.0",
         "when": WHEN,
     }
     return CompileSample(**{"seconds": seconds, **known, **fields})
