@@ -20,6 +20,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
 
@@ -200,23 +201,7 @@ class SwappedRegion:
 
         places = [(owner, name)] if isinstance(owner, type) else _places_of(function)
         for place, attribute in places:
-            before = vars(place).get(attribute, _INHERITED)
-            setattr(place, attribute, call)
-            self.undo_later(functools.partial(_put_back, place, attribute, call, before))
-
-
-_INHERITED = object()
-"""Stands for what a class has of its base."""
-
-
-def _put_back(place: Any, attribute: str, ours: Any, before: Any) -> None:
-    """What was there before, unless somebody else has put something there since."""
-    if vars(place).get(attribute) is not ours:
-        return
-    if before is _INHERITED:
-        delattr(place, attribute)
-    else:
-        setattr(place, attribute, before)
+            self.undo_later(put_in_place({(place, attribute): call}))
 
 
 def _give_back(module: nn.Module, before: Any) -> None:
