@@ -16,13 +16,12 @@ from torch.profiler import profile, record_function
 from lightning_hotcompile.capture.analysis import STEP_NAME
 from lightning_hotcompile.capture.order import REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Order, Window
 from lightning_hotcompile.capture.summary import to_json
+from lightning_hotcompile.capture.verdict import DECIDED
 from lightning_hotcompile.either_lightning import Callback
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.receipt.samples import StepSamples
 from lightning_hotcompile.view.captured import Captured
 from lightning_hotcompile.watch.clock import StepClock
-
-_DECIDED = ("steady", "declined", "reverted")
 
 
 class Capture(Callback):
@@ -62,7 +61,7 @@ class Capture(Callback):
         self._device = pl_module.device.type
         self._clock = StepClock(device_type=self._device, now=self._now)
         mine: list[Any] = [c for c in trainer.callbacks if isinstance(c, self._companion_type)]  # type: ignore[attr-defined]
-        self._companion = next((c for c in mine if c.phase not in _DECIDED), mine[0] if mine else None)
+        self._companion = next((c for c in mine if c.phase not in DECIDED), mine[0] if mine else None)
         profiler = type(trainer.profiler)  # type: ignore[attr-defined]
         if any(base.__name__ == "PyTorchProfiler" for base in profiler.__mro__):
             self._do_without(f"the Trainer has torch's profiler itself ({profiler.__name__})")
@@ -130,7 +129,7 @@ class Capture(Callback):
             return False
 
     def _has_decided(self) -> bool:
-        return self._order.after_decision and (self._companion is None or self._companion.phase in _DECIDED)
+        return self._order.after_decision and (self._companion is None or self._companion.phase in DECIDED)
 
     def _leave_step(self) -> None:
         annotation, self._annotation = self._annotation, None
@@ -203,7 +202,7 @@ class Capture(Callback):
         return f"the profiler saw no step: training ended after {self._step} steps"
 
     def _has_decided_ever(self) -> bool:
-        return self._companion is not None and self._companion.phase in _DECIDED
+        return self._companion is not None and self._companion.phase in DECIDED
 
     def _file(self, name: str) -> Path:
         return Path(self._order.folder, name)
