@@ -18,7 +18,8 @@ from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.quiet import train
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.run import judge
-from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
+from lightning_hotcompile.watch.canonical import OpGraph
+from lightning_hotcompile.watch.opgraph import OpRecorder
 
 _STEPS_PER_PAIR = 2
 _STEPS_BEFORE_PAIRS = 40  # until a step is hot, is compiled and has been compiled again where it has to be

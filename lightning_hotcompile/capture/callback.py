@@ -24,13 +24,12 @@ from lightning_hotcompile.capture.order import (
     Window,
 )
 from lightning_hotcompile.capture.summary import to_json
+from lightning_hotcompile.capture.verdict import DECIDED
 from lightning_hotcompile.either_lightning import Callback
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.receipt.samples import StepSamples
 from lightning_hotcompile.view.captured import Captured
 from lightning_hotcompile.watch.clock import StepClock
-
-_DECIDED = ("steady", "declined", "reverted")
 
 
 class Capture(Callback):
@@ -71,8 +70,7 @@ class Capture(Callback):
         self._device = pl_module.device.type
         self._clock = StepClock(device_type=self._device, now=self._now)
         mine: list[Any] = [c for c in trainer.callbacks if isinstance(c, self._companion_type)]  # type: ignore[attr-defined]
-        own = [c for c in mine if not c.from_environment]  # of both it is the one that works
-        self._companion = next(iter(own or mine), None)
+        self._companion = next((c for c in mine if c.phase not in DECIDED), mine[0] if mine else None)
         profiler = type(trainer.profiler)  # type: ignore[attr-defined]
         if any(base.__name__ == "PyTorchProfiler" for base in profiler.__mro__):
             self._do_without(f"the Trainer has torch's profiler itself ({profiler.__name__})")
@@ -144,7 +142,7 @@ class Capture(Callback):
             return False
 
     def _has_decided(self) -> bool:
-        return self._order.after_decision and (self._companion is None or self._companion.phase in _DECIDED)
+        return self._order.after_decision and (self._companion is None or self._companion.phase in DECIDED)
 
     def _leave_step(self) -> None:
         annotation, self._annotation = self._annotation, None
@@ -217,7 +215,7 @@ class Capture(Callback):
         return f"the profiler saw no step: training ended after {self._step} steps"
 
     def _has_decided_ever(self) -> bool:
-        return self._companion is not None and self._companion.phase in _DECIDED
+        return self._companion is not None and self._companion.phase in DECIDED
 
     def _file(self, name: str) -> Path:
         return Path(self._order.folder, name)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lightning_hotcompile.errors import TargetError, near_names
+from lightning_hotcompile.plan.regions import has_forward
 
 _TE_REASON = "TransformerEngine keeps its FP8 state outside of the graph"
 _METRIC_REASON = "a metric keeps its own state"
@@ -144,7 +145,7 @@ def _search(names: _Names, keep_eager: tuple[str, ...], compile_anyway: tuple[st
         if any(names.matches(p, module) for p in compile_anyway):
             left = tuple(p for p in above.keep_eager if p not in matching)
             inherited[name] = _Inherited(keep_eager=left)
-        elif not reason or not _is_called(module):
+        elif not reason or not has_forward(module):
             inherited[name] = _Inherited(keep_eager=above.keep_eager, reason=reason)
         else:
             inherited.pop(name, None)  # the root's own entry
@@ -163,10 +164,6 @@ def _package_reason(module: nn.Module) -> str:
 
 def _class_names(module: nn.Module) -> list[str]:
     return [c.__name__ for c in type(module).__mro__ if issubclass(c, nn.Module) and c is not nn.Module]
-
-
-def _is_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _autocast_state(manager: Any) -> tuple[Hashable, ...]:

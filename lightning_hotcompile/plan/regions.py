@@ -90,7 +90,6 @@ def why_not_compiled(module: nn.Module) -> str | None:
 
 _DEQUE_BELOW = "a module below it holds a deque with maxlen, which Dynamo takes for one without"
 _HAS_HOOKS = "has hooks, which would be traced into the graph"
-HAS_HOOKS = "has hooks, which have to run as they are"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

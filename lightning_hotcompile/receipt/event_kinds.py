@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from time import time as unix_time
+
+from lightning_hotcompile.receipt.wording import count, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class Planned(Event):
     """The plan as printed, with line breaks."""
 
     def __str__(self) -> str:
-        return f"scope {self.scope}, {_regions(self.regions)}: {self.reason}"
+        return f"scope {self.scope}, {count(self.regions, 'region')}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class Compiling(Event):
     regions: int
 
     def __str__(self) -> str:
-        return _regions(self.regions)
+        return count(self.regions, "region")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ class Compiled(Event):
     def __str__(self) -> str:
         size = "" if self.n_ops is None else f", {self.n_ops} ops"
         cache = {True: ", from the cache", False: ", not in the cache", None: ""}[self.cache_hit]
-        return f"{self.region} in {_number(self.seconds, '.2f')} s{size}{cache}"
+        return f"{self.region} in {number(self.seconds, '.2f', '')} s{size}{cache}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +146,7 @@ class ParityChecked(Event):
         if self.agrees is None:
             return f"{self.region} {self.reason}"
         verdict = "agrees with eager" if self.agrees else f"is NOT right: {self.reason}"
-        return f"{self.region} {verdict}, largest difference {_number(self.error, '.2g')}"
+        return f"{self.region} {verdict}, largest difference {number(self.error, '.2g', '')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ class SpeedUp(Event):
 
     def __str__(self) -> str:
         interval = _interval(self.low, self.high, self.confidence)
-        return f"{self.verdict}: {_number(self.value, '.2f')}x, {interval}, {self.n} pairs"
+        return f"{self.verdict}: {number(self.value, '.2f', '')}x, {interval}, {self.n} pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +185,7 @@ class PartTried(Event):
     def __str__(self) -> str:
         what = "kept" if self.kept else "taken back"
         interval = _interval(self.low, self.high, self.confidence)
-        return f"{self.part} {what}: {_number(self.value, '.2f')}x with it, {interval}"
+        return f"{self.part} {what}: {number(self.value, '.2f', '')}x with it, {interval}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +210,7 @@ class FusedTried(Event):
     def __str__(self) -> str:
         if not self.kept:
             return f"{self.optimizer}: torch's fused kernel is left again: {self.reason}"
-        measured = f"{_number(self.value, '.2f')}x, {_interval(self.low, self.high, self.confidence)}"
+        measured = f"{number(self.value, '.2f', '')}x, {_interval(self.low, self.high, self.confidence)}"
         before = "" if self.timed_before is None else ", as an earlier run has measured it"
         return f"{self.optimizer}: torch's fused kernel is kept: {measured}{before}"
 
@@ -246,14 +247,6 @@ class Reverted(Event):
         return f"back to eager: {self.reason}"
 
 
-def _regions(count: int) -> str:
-    return f"{count} region{'' if count == 1 else 's'}"
-
-
 def _interval(low: float, high: float, confidence: float | None) -> str:
     percent = "" if confidence is None else f"{100 * confidence:g}% "
-    return f"{percent}interval {_number(low, '.2f')} to {_number(high, '.2f')}"
-
-
-def _number(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else "not measured"
+    return f"{percent}interval {number(low, '.2f', '')} to {number(high, '.2f', '')}"

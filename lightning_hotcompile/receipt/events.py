@@ -13,46 +13,7 @@ from os import PathLike, fspath
 from typing import Any, BinaryIO
 
 from lightning_hotcompile.errors import warn
-from lightning_hotcompile.receipt.event_kinds import (
-    Compiled,
-    Compiling,
-    Declined,
-    Detected,
-    Event,
-    Fallback,
-    FreedMemoryKept,
-    FusedTried,
-    ParityChecked,
-    PartTried,
-    PhaseChanged,
-    Planned,
-    Recompiled,
-    Reverted,
-    SpeedUp,
-)
-
-__all__ = [
-    "Compiled",
-    "Compiling",
-    "Declined",
-    "Detected",
-    "Event",
-    "EventLog",
-    "Fallback",
-    "FreedMemoryKept",
-    "FusedTried",
-    "PartTried",
-    "PhaseChanged",
-    "Planned",
-    "Recompiled",
-    "Reverted",
-    "ParityChecked",
-    "SpeedUp",
-    "describe",
-    "event_from_dict",
-    "event_to_dict",
-    "read_events",
-]
+from lightning_hotcompile.receipt.event_kinds import Event
 
 _LINE_LIMIT = 200
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,16 +13,19 @@ from lightning_hotcompile.receipt.report import PhaseStats
 from lightning_hotcompile.receipt.samples import StepSamples
 from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.watch.clock import StepTime
-from lightning_hotcompile.watch.stats import Summary, Window, summarize
+from lightning_hotcompile.watch.stats import Summary, summarize
 
-_WINDOW = 512
+
+def _window() -> deque[float]:
+    """The last samples of one kind."""
+    return deque(maxlen=512)
 
 
 @dataclass(kw_only=True)
 class _PhaseTotal:
     steps: int = 0
     seconds: float = 0.0
-    times: Window = field(default_factory=lambda: Window(_WINDOW))
+    times: deque[float] = field(default_factory=_window)
 
 
 class Ledger:
@@ -34,8 +38,8 @@ class Ledger:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._phases: dict[str, _PhaseTotal] = {}
-        self._eager = self._eager_before = Window(_WINDOW)
-        self._compiled = Window(_WINDOW)
+        self._eager = self._eager_before = _window()
+        self._compiled = _window()
         self._compiled_seconds = 0.0
         self._banked_s = 0.0
         self._stalled: list[float] = []
@@ -75,8 +79,8 @@ class Ledger:
         elif record.compiled:
             self._compiled_seconds += time.seconds
         if not record.disturbed:
-            phase.times.add(time.seconds)
-            (self._compiled if record.compiled else self._eager).add(time.seconds)
+            phase.times.append(time.seconds)
+            (self._compiled if record.compiled else self._eager).append(time.seconds)
         if record.pairs is not None:
             record.pairs.add(record, time.seconds)
 
@@ -117,8 +121,8 @@ class Ledger:
 
     def forget_eager_steps(self) -> None:
         """Eager steps take another time from now on; until one was timed, that of those before counts."""
-        if len(self._eager):
-            self._eager_before, self._eager = self._eager, Window(_WINDOW)
+        if self._eager:
+            self._eager_before, self._eager = self._eager, _window()
 
     def end_round(self) -> None:
         """Compiled steps until now count at the speed-up of the plan that they ran."""
@@ -138,24 +142,23 @@ class Ledger:
     @property
     def eager_step_s(self) -> float | None:
         """Median of an undisturbed eager step."""
-        summary = self._eager.summary() or self._eager_before.summary()
-        return None if summary is None else summary.median
+        known = self._eager or self._eager_before
+        return summarize(known).median if known else None
 
     @property
     def _compiled_step_s(self) -> float | None:
         """The same of a compiled one."""
-        summary = self._compiled.summary()
-        return None if summary is None else summary.median
+        return summarize(self._compiled).median if self._compiled else None
 
     @property
     def eager_ms(self) -> Summary | None:
         """Eager steps; the interleaved ones if there are any, so that both arms saw the same machine."""
-        return _in_ms(self.pairs.eager or self._eager.values or self._eager_before.values)
+        return _in_ms(self.pairs.eager or self._eager or self._eager_before)
 
     @property
     def compiled_ms(self) -> Summary | None:
         """Compiled steps; the interleaved ones if there are any."""
-        return _in_ms(self.pairs.compiled or self._compiled.values)
+        return _in_ms(self.pairs.compiled or self._compiled)
 
     @property
     def stall_s(self) -> float:
@@ -228,7 +231,7 @@ class Ledger:
 
 
 def _phase_stats(name: str, total: _PhaseTotal) -> PhaseStats:
-    summary = _in_ms(total.times.values)
+    summary = _in_ms(total.times)
     return PhaseStats(
         name=name,
         steps=total.steps,
@@ -238,5 +241,5 @@ def _phase_stats(name: str, total: _PhaseTotal) -> PhaseStats:
     )
 
 
-def _in_ms(seconds: tuple[float, ...] | list[float]) -> Summary | None:
+def _in_ms(seconds: Collection[float]) -> Summary | None:
     return summarize([1e3 * s for s in seconds]) if seconds else None

@@ -16,8 +16,6 @@ from lightning_hotcompile.receipt.samples import StepSample, json_with_rows
 from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
-__all__ = ["FusedOptimizer", "PhaseStats", "RegionProof", "Report", "headline"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseStats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
 from lightning_hotcompile.watch.stats import Ratio, robust_ratio
 
@@ -115,11 +114,6 @@ class PairedUnits:
     def n(self) -> int:
         """Complete pairs."""
         return len(self.compiled)
-
-    @property
-    def saves_s(self) -> float:
-        """Seconds by which the median of the compiled units is below that of the eager ones."""
-        return median(self.eager) - median(self.compiled) if self.n else 0.0
 
     def ratio(self, confidence: float = 0.95) -> Ratio | None:
         """Eager time / compiled time with its interval, or ``None`` with too few pairs.

@@ -24,7 +24,7 @@ from lightning_hotcompile.receipt.event_kinds import (
 )
 from lightning_hotcompile.receipt.report import FusedOptimizer
 from lightning_hotcompile.swap.graphs.graph import Graph
-from lightning_hotcompile.watch.opgraph import OpGraph
+from lightning_hotcompile.watch.canonical import OpGraph
 from lightning_hotcompile.watch.stats import Ratio
 
 _SEQUENCE_LIMIT = 12

@@ -17,7 +17,7 @@ from lightning_hotcompile.run.ahead import Ahead
 from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
-from lightning_hotcompile.swap.installation import Installation, Proof
+from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.tracing.stance import is_forced_eager, stance_against_compiling
@@ -206,10 +206,6 @@ class Flip:
     def why_nothing_ran(self) -> str:
         """An explanation for compiled code that did not run."""
         return f"compiled code did not run: {self.installation.why_nothing_ran()}"
-
-    def proofs(self) -> list[Proof]:
-        """For each planned region what was seen of it."""
-        return self.installation.proofs()
 
     def peak_memory_mb(self) -> dict[str, float]:
         """Peak of allocated accelerator memory up to the flip and of the whole run, in MB."""

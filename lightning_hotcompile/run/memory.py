@@ -177,7 +177,7 @@ class Memory:
         self._store.remember(profile)
         if compile_s > 0 and warm is False and (plan.mode or self._mode) is None:
             assumed = assumed_compile_s(plan.regions, has_toolchain=had_toolchain, ops=ops)
-            self._add_sample(compile_s, assumed)
+            self._add_sample(compile_s, assumed, by_child=False)
 
     def learn_child(
         self,
@@ -192,7 +192,7 @@ class Memory:
         assumed = crowding * assumed_compile_s(plan.regions, has_toolchain=had_toolchain, ops=ops)
         self._add_sample(seconds, assumed, by_child=True)
 
-    def _add_sample(self, seconds: float, assumed_s: float, *, by_child: bool = False) -> None:
+    def _add_sample(self, seconds: float, assumed_s: float, *, by_child: bool) -> None:
         if self._store is not None:
             sample = CompileSample(assumed_s=assumed_s, seconds=seconds, by_child=by_child, when=utc_now())
             self._store.add_compile_sample(sample)
@@ -240,8 +240,7 @@ class Memory:
         """Compiles with an empty cache: seconds that would have been assumed, seconds that they took."""
         if self._samples is None:
             self._samples = () if self._asked is None else self._asked.compile_samples()
-        kept = [sample for sample in self._samples if sample.by_child is by_child]
-        return [(sample.assumed_s, sample.seconds) for sample in kept]
+        return [(each.assumed_s, each.seconds) for each in self._samples if each.by_child is by_child]
 
 
 def _keeps_code(backend: object) -> bool:

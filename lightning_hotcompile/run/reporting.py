@@ -61,7 +61,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
     ledger, installation, tracks = session.ledger, session.flip.installation, session.watch.tracks
     ledger.pairs = tracks.main_pairs  # another signature may have overtaken the one before
     decision = session.rounds.now.judge.decision
-    proofs = session.flip.proofs() if tracks.flipped() else []
+    proofs = installation.proofs() if tracks.flipped() else []
     graphs = installation.witness.graphs
     return Report(
         phase=str(tracks.main_state.phase),

@@ -17,7 +17,8 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
 from lightning_hotcompile.receipt.events import EventLog, describe
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER, LoggerMetrics, lightning_step
-from lightning_hotcompile.receipt.report import Report, headline
+from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.own_error import tell_of
 from lightning_hotcompile.run.reporting import (

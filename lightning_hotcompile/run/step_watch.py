@@ -16,9 +16,10 @@ from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.stages import begins_pass
 from lightning_hotcompile.swap.inductor.compilers import saved_draws
 from lightning_hotcompile.tracks import Track, TrackBook
+from lightning_hotcompile.watch.canonical import OpGraph
 from lightning_hotcompile.watch.detector import StepDetector
 from lightning_hotcompile.watch.family import Families
-from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
+from lightning_hotcompile.watch.opgraph import OpRecorder
 from lightning_hotcompile.watch.signature import SignatureReader
 
 _RECORDED_STEP = 8

@@ -20,7 +20,7 @@ class CompileSample:
     """One compile with an empty cache, and what it took.
 
     Args:
-        assumed_s: seconds that were assumed for them, with the constants of the forecast.
+        assumed_s: seconds that were assumed for it, with the constants of the forecast.
         seconds: wall time of compiling.
         by_child: whether a child process compiled while training went on.
         when: UTC in ISO 8601.

@@ -19,7 +19,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.own_thread import is_traced_here
+from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
 
@@ -197,26 +197,7 @@ class SwappedRegion:
 
         places = [(owner, name)] if isinstance(owner, type) else _places_of(function)
         for place, attribute in places:
-            self._put_there(place, attribute, call)
-
-    def _put_there(self, place: Any, attribute: str, ours: Any) -> None:
-        before = vars(place).get(attribute, _INHERITED)  # it may be of another stage, which is at rest now
-        setattr(place, attribute, ours)
-        self.undo_later(functools.partial(_put_back, place, attribute, ours, before))
-
-
-_INHERITED = object()
-"""Stands for what a module has of its class, or a class of its base."""
-
-
-def _put_back(place: Any, attribute: str, ours: Any, before: Any) -> None:
-    """What was there before, unless somebody else has put something there since."""
-    if vars(place).get(attribute) is not ours:
-        return
-    if before is _INHERITED:
-        delattr(place, attribute)
-    else:
-        setattr(place, attribute, before)
+            self.undo_later(put_in_place({(place, attribute): call}))
 
 
 def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:

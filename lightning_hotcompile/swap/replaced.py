@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+_INHERITED = object()
+"""Stands for what a class has of its base."""
+
+
+def put_in_place(ours: Mapping[tuple[Any, str], Any]) -> Callable[[], None]:
+    """Set attributes of modules and classes, by owner and name; returns what undoes it, the last one first.
+
+    What somebody else has put there since stays.
+    """
+    theirs = {(owner, name): vars(owner).get(name, _INHERITED) for owner, name in ours}
+    for (owner, name), value in ours.items():
+        setattr(owner, name, value)
+
+    def undo() -> None:
+        for (owner, name), before in reversed(theirs.items()):
+            if vars(owner).get(name) is not ours[owner, name]:
+                continue
+            if before is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    return undo
 
 
 class Replacement:

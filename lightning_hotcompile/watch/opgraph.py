@@ -36,8 +36,6 @@ from torch.utils._python_dispatch import (
 from lightning_hotcompile.watch.canonical import MAKES, Canonical, OpGraph
 from lightning_hotcompile.watch.tensor_identity import Place, SeenStorages, storage_number
 
-__all__ = ["OpGraph", "OpRecorder"]
-
 _AS_THEY_ARE = frozenset({bool, type(None), torch.dtype, torch.layout, torch.memory_format})
 
 _is_grad_enabled = torch.is_grad_enabled

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_hotcompile.watch.family import Families
-from lightning_hotcompile.watch.structure import FamilyShape, Member, describe
+from lightning_hotcompile.watch.structure import describe
 
 _TRAINING = attrgetter("training")
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -129,65 +129,3 @@ def _autocast_state(device_type: str) -> Hashable:
     if not torch.is_autocast_enabled(device_type):
         return (device_type, False)
     return (device_type, True, torch.get_autocast_dtype(device_type))
-
-
-def diff(old: StepSignature, new: StepSignature) -> list[str]:
-    """What changed from ``old`` to ``new``, one line for each difference.
-
-    >>> diff(a, b)  # doctest: +SKIP
-    ["batch.0: shape (8, 64) -> (3, 64)"]
-    """
-    lines = list(_diff_structure("batch", old.batch, new.batch))
-    if old.values != new.values:
-        lines.append(f"values in the batch: {old.values} -> {new.values}")
-    for name, what in (("training", "train/eval switch"), ("requires_grad", "requires_grad switch")):
-        lines += _diff_flags(what, getattr(old, name), getattr(new, name))
-    for name in ("stage", "grad_mode", "autocast", "precision", "fp8"):
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after:
-            lines.append(f"{name}: {before} -> {after}")
-    return lines
-
-
-def _diff_flags(what: str, old: Any, new: Any) -> list[str]:
-    if old == new:
-        return []
-    if len(old) != len(new):
-        return [f"{what}: {len(old)} entries -> {len(new)}"]
-    return [f"{what} of {sum(a != b for a, b in zip(old, new, strict=True))} of {len(new)}"]
-
-
-_TENSOR_FACTS = ("shape", "dtype", "device", "requires_grad", "layout")
-
-
-def _diff_structure(path: str, old: Any, new: Any) -> Iterator[str]:
-    if old == new:
-        return
-    if not (isinstance(old, tuple) and isinstance(new, tuple)) or old[:1] != new[:1] or len(old) != len(new):
-        yield f"{path}: {_short(old)} -> {_short(new)}"
-    elif old[0] == "Tensor":
-        for name, before, after in zip(_TENSOR_FACTS, old[1:], new[1:], strict=False):
-            if before != after:
-                yield f"{path}: {name} {_plain(before)} -> {_plain(after)}"
-    else:
-        for index, (before, after) in enumerate(zip(old[1:], new[1:], strict=True)):
-            if not (isinstance(before, Member) and isinstance(after, Member)):
-                yield from _diff_structure(f"{path}.{index}", before, after)
-            elif before.name != after.name:
-                yield f"{path}: {before.name!r} -> {after.name!r}"
-            else:
-                yield from _diff_structure(f"{path}.{before.name}", before.described, after.described)
-
-
-def _plain(fact: Any) -> str:
-    if isinstance(fact, FamilyShape):
-        return f"({', '.join(map(str, fact))}{',' * (len(fact) == 1)})"
-    return str(tuple(fact)) if isinstance(fact, tuple) else str(fact)
-
-
-def _short(description: Any) -> str:
-    if isinstance(description, tuple) and description and description[0] == "Tensor":
-        return f"Tensor {_plain(description[1])}"
-    if isinstance(description, tuple) and description:
-        return f"{description[0]} of {len(description) - 1}"
-    return str(description)

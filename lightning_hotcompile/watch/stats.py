@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from statistics import median
-
-from lightning_hotcompile.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,39 +48,6 @@ def summarize(samples: Iterable[float]) -> Summary:
             raise ValueError(f"sample {value!r} is not a finite number: leave it out.")
     q1, middle, q3 = (_quantile(ordered, fraction) for fraction in (0.25, 0.5, 0.75))
     return Summary(n=len(ordered), median=middle, q1=q1, q3=q3)
-
-
-class Window:
-    """The last ``size`` samples.
-
-    Raises:
-        ConfigError: the size is not a whole number of 1 or more.
-    """
-
-    def __init__(self, size: int) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"size={size!r} is not allowed: give a whole number of 1 or more.")
-        self._samples: deque[float] = deque(maxlen=size)
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The samples, oldest first."""
-        return tuple(self._samples)
-
-    def add(self, x: float) -> None:
-        """Take in one sample; the oldest goes when the window is full."""
-        self._samples.append(x)
-
-    def clear(self) -> None:
-        """Forget all samples."""
-        self._samples.clear()
-
-    def summary(self) -> Summary | None:
-        """Median and quartiles of what is in the window; ``None`` while it is empty."""
-        return summarize(self._samples) if self._samples else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,12 @@ import pytest
 
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.receipt import event_kinds
-from lightning_hotcompile.receipt.events import (
+from lightning_hotcompile.receipt.event_kinds import (
     Compiled,
     Compiling,
     Declined,
     Detected,
     Event,
-    EventLog,
     Fallback,
     FreedMemoryKept,
     FusedTried,
@@ -31,6 +30,9 @@ from lightning_hotcompile.receipt.events import (
     Recompiled,
     Reverted,
     SpeedUp,
+)
+from lightning_hotcompile.receipt.events import (
+    EventLog,
     describe,
     event_from_dict,
     event_to_dict,

@@ -17,8 +17,10 @@ import pytest
 from torch import nn
 
 from lightning_hotcompile.plan.planner import plan_compile
-from lightning_hotcompile.receipt.events import Compiled, event_to_dict
-from lightning_hotcompile.receipt.report import PhaseStats, RegionProof, Report, headline, printed_later
+from lightning_hotcompile.receipt.event_kinds import Compiled
+from lightning_hotcompile.receipt.events import event_to_dict
+from lightning_hotcompile.receipt.report import PhaseStats, RegionProof, Report, printed_later
+from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
 TREE = """plan 3fa29c1b: scope regions (24 repeated blocks)

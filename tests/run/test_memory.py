@@ -21,16 +21,18 @@ from lightning_hotcompile.run import ahead, memory, weighing
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.store_in_use import StoreInUse
 from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.store import samples
 from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm import choice
-from lightning_hotcompile.watch.signature import SignatureReader
+from lightning_hotcompile.watch.signature import SignatureReader, StepSignature
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
 from tests.store import examples
+from tests.view.examples import report
 
 READ_SAMPLES = Store.compile_samples
 KEEPS_CODE = memory._keeps_code
@@ -341,18 +343,22 @@ def test_what_compiling_cost_is_the_next_forecast(tmp_path: Path, monkeypatch: p
     assert f"costs about {sample.seconds:.0f} s" in two.report.decision
 
 
-@pytest.mark.parametrize(("warm", "samples"), [(False, 1), (True, 0), (None, 0)])
-def test_a_run_that_found_its_code_says_nothing_about_compiling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: bool | None, samples: int
+def test_runs_that_find_their_code_in_the_cache_do_not_push_out_what_compiling_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store keeps the last 200 only: as many runs of that kind would push out what compiling takes."""
-    run = learning(tmp_path / "s", scope="step")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Installation, "was_warm", property(lambda self: warm))
-        fit(seeded(Net), [run], max_epochs=6)
-    assert run.report.compile_s > 0
     monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
-    assert len(Store(tmp_path / "s").compile_samples()) == samples
+    monkeypatch.setattr(samples, "MOST_SAMPLES", 3)
+    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None)
+
+    def opened() -> memory.Memory:
+        return memory.Memory(StoreInUse(str(tmp_path / "s"), "inductor"), plan, config, "train")
+
+    Store(tmp_path / "s").add_compile_sample(examples.sample(7.0))
+    known = opened().expectation(plan, None, 0.01)
+    for seconds in (0.5, 0.6, 0.7):
+        opened().learn(signature, report(), plan, compile_s=seconds, warm=True)
+    assert opened().expectation(plan, None, 0.01) == known
 
 
 def test_what_a_child_process_took_is_the_next_forecast_of_one(

@@ -104,6 +104,7 @@ def test_a_later_format_is_told_apart_from_damage() -> None:
     [
         {"assumed_s": -1.0},
         {"seconds": None},
+        {"warm": False},
         {"by_child": 1},
         {"when": ""},
     ],

@@ -216,9 +216,9 @@ class TestKilledWriter:
 class TestSamples:
     def test_are_kept_by_machine_each_once_and_in_order(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)
-        assert store.add_compile_sample(sample(3.0, when=LATER)) is True
-        assert store.add_compile_sample(sample(20.0), sample(3.0, when=LATER)) is True
-        assert store_in(tmp_path).compile_samples() == (sample(20.0), sample(3.0, when=LATER))
+        assert store.add_compile_sample(sample(3.0, by_child=True, when=LATER)) is True
+        assert store.add_compile_sample(sample(20.0), sample(3.0, by_child=True, when=LATER)) is True
+        assert store_in(tmp_path).compile_samples() == (sample(20.0), sample(3.0, by_child=True, when=LATER))
 
     def test_the_oldest_go(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from lightning_hotcompile.capture.summary import to_json
 from lightning_hotcompile.receipt.events import describe
-from lightning_hotcompile.receipt.report import headline
+from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.view.latex import report_to_latex
 from tests.cli.command import as_json, hotcompile, in_a_process, refused
 from tests.view.examples import TREE, captured, events, report, write_log, write_report

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lightning_hotcompile.receipt.rendering import facts
-from lightning_hotcompile.receipt.report import Report, headline
+from lightning_hotcompile.receipt.report import Report
+from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.view.from_events import report_from_events
 from lightning_hotcompile.view.page import run_to_html
 from lightning_hotcompile.view.run import Run, load_run

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_hotcompile.watch import family
 from lightning_hotcompile.watch.family import Families, is_family
-from lightning_hotcompile.watch.signature import SignatureReader, diff
+from lightning_hotcompile.watch.signature import SignatureReader
 from lightning_hotcompile.watch.structure import FamilyShape, describe, shapes_in, tensors_in
 
 
@@ -164,11 +164,6 @@ class TestWords:
         families = Families()
         assert families.text(described(families, x(2))[0]) == ""
         assert families.text(("Tensor", FamilyShape(("n0",)), 1, 2, 3, "contiguous")) == ""
-
-    def test_a_difference_from_a_family_is_readable(self) -> None:
-        reader = SignatureReader(nn.Linear(2, 2))
-        a, *_, b = [reader.read((x(8, n),)) for n in (5, 6, 7, 9)]
-        assert diff(a, b) == ["batch.0: shape (8, 5) -> (8, n0)"]
 
 
 class TestSignature:

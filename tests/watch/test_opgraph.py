@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.watch import opgraph
-from lightning_hotcompile.watch.opgraph import OpGraph, OpRecorder
+from lightning_hotcompile.watch.canonical import OpGraph
+from lightning_hotcompile.watch.opgraph import OpRecorder
 
 
 def record(step: Callable[[], object]) -> OpGraph:

@@ -6,8 +6,7 @@ import statistics
 
 import pytest
 
-from lightning_hotcompile.errors import ConfigError
-from lightning_hotcompile.watch.stats import Ratio, Summary, Window, paired_ratio, summarize
+from lightning_hotcompile.watch.stats import Ratio, Summary, paired_ratio, summarize
 
 
 def test_summarize_agrees_with_the_standard_library():
@@ -34,27 +33,6 @@ def test_summarize_refuses_nothing():
 def test_summarize_refuses_what_is_not_finite(bad):
     with pytest.raises(ValueError, match="not a finite number"):
         summarize([1.0, bad, 2.0])
-
-
-def test_window_is_bounded_and_forgets_the_oldest():
-    window = Window(3)
-    assert window.summary() is None
-    for x in range(10):
-        window.add(float(x))
-    assert len(window) == 3
-    assert window.values == (7.0, 8.0, 9.0)
-    summary = window.summary()
-    assert summary is not None
-    assert summary.median == 8.0
-    window.clear()
-    assert len(window) == 0
-    assert window.summary() is None
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_window_refuses_a_wrong_size(size):
-    with pytest.raises(ConfigError, match="size="):
-        Window(size)
 
 
 @pytest.mark.parametrize(

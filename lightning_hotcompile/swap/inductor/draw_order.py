@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 
 _LAST = "_hotcompile_last_draw"
 _AND_SAVES = frozenset({"run_and_save_rng_state"})
@@ -39,21 +39,12 @@ def _replace() -> Callable[[], None] | None:
     # Not at the top: a run without a flip does not owe the compiler's import.
     from torch._inductor import ir
 
-    theirs = {}
+    ours = {}
     for name, (kernel, place) in _MADE_BY.items():
         constructor = getattr(getattr(ir, name, None), "__init__", None)
         if constructor and list(inspect.signature(constructor).parameters)[place : place + 1] == [kernel]:
-            theirs[name] = constructor
-    ours = {name: _in_order(constructor, _MADE_BY[name][1] - 1) for name, constructor in theirs.items()}
-    for name, constructor in ours.items():
-        getattr(ir, name).__init__ = constructor
-
-    def undo() -> None:
-        for name, constructor in theirs.items():
-            if getattr(ir, name).__init__ is ours[name]:
-                getattr(ir, name).__init__ = constructor
-
-    return undo if ours else None
+            ours[getattr(ir, name), "__init__"] = _in_order(constructor, place - 1)
+    return put_in_place(ours) if ours else None
 
 
 def _in_order(constructor: Callable[..., None], place: int) -> Callable[..., None]:

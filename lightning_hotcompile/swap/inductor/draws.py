@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 
 _LIST = "rand_ops"
 
@@ -40,14 +40,7 @@ def _replace() -> Callable[[], None] | None:
     theirs = getattr(compile_utils, _LIST, None)
     if not isinstance(theirs, list):
         return None
-    ours = _RandomOps(theirs)
-    setattr(compile_utils, _LIST, ours)
-
-    def undo() -> None:
-        if getattr(compile_utils, _LIST) is ours:
-            setattr(compile_utils, _LIST, theirs)
-
-    return undo
+    return put_in_place({(compile_utils, _LIST): _RandomOps(theirs)})
 
 
 class DrawsStaySeparate(Replaces):

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 
 _NAME = "recompute_size_and_body"
 _NEEDED = ("set_read_writes", "update_mutated_names", "refresh_dependencies", _NAME)
@@ -34,13 +34,7 @@ def _replace() -> Callable[[], None] | None:
         theirs(self, *args, **kwargs)
         self.set_read_writes(self.read_writes.with_read(after).rename(self.mutation_renames))
 
-    setattr(node, _NAME, recompute)
-
-    def undo() -> None:
-        if vars(node)[_NAME] is recompute:
-            setattr(node, _NAME, theirs)
-
-    return undo
+    return put_in_place({(node, _NAME): recompute})
 
 
 class KeepsDependencies(Replaces):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 
 _CHECK = "TORCH_CHECK("
 _BEFORE = "std::atomic<bool> hotcompile_failed{false}; std::exception_ptr hotcompile_error;"
@@ -74,17 +74,8 @@ def _replace_in(cpp: Any) -> Callable[[], None]:
             self.loops_code.writeline(_AFTER)
         return codegen_group(self, *args, **kwargs)
 
-    ours = dict(zip(_NEEDED, (finalize, function_of, body_of), strict=True))
-    theirs = dict(zip(_NEEDED, (finalize_kernel, codegen_group, gen_body), strict=True))
-    for (owner, name), function in ours.items():
-        setattr(getattr(cpp, owner), name, function)
-
-    def undo() -> None:
-        for (owner, name), function in theirs.items():
-            if vars(getattr(cpp, owner))[name] is ours[owner, name]:
-                setattr(getattr(cpp, owner), name, function)
-
-    return undo
+    ours = zip(_NEEDED, (finalize, function_of, body_of), strict=True)
+    return put_in_place({(getattr(cpp, owner), name): function for (owner, name), function in ours})
 
 
 class RaisesAfterLoops(Replaces):

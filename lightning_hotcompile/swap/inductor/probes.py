@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
+
 _NEEDED = ("valid_vec_isa_list", "supported_vec_isa_list", "x86_isa_checker")
 
 
@@ -49,27 +51,15 @@ class AsNeeded:
         raise IndexError(index)
 
 
-class ProbesAsNeeded:
-    """While it is entered, torch probes vector instructions one after the other, as they are asked for.
+def _replace() -> Callable[[], None] | None:
+    # Not at the top: a run without a flip does not owe the compiler's import.
+    import torch._inductor.cpu_vec_isa as torch_isa
 
-    What is chosen is the same. Nothing happens where torch has its list already, on other than x86 CPUs, and
-    where this torch does it in another way.
-    """
-
-    def __init__(self) -> None:
-        self._undo: Callable[[], None] | None = None
-
-    def __enter__(self) -> None:
-        # Not at the top: a run without a flip does not owe the compiler's import.
-        import torch._inductor.cpu_vec_isa as torch_isa
-
-        if self._undo is None and _can_be_asked(torch_isa):
-            self._undo = _replace(torch_isa)
-
-    def __exit__(self, *_: object) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
+    if not _can_be_asked(torch_isa):
+        return None
+    flags = set(torch_isa.x86_isa_checker())
+    here = AsNeeded(isa for isa in torch_isa.supported_vec_isa_list if set(str(isa).split()) <= flags)
+    return put_in_place({(torch_isa, "valid_vec_isa_list"): lambda: here})
 
 
 def _can_be_asked(torch_isa: ModuleType) -> bool:
@@ -80,17 +70,11 @@ def _can_be_asked(torch_isa: ModuleType) -> bool:
     return known and cached is not None and not cached().currsize
 
 
-def _replace(torch_isa: Any) -> Callable[[], None]:
-    before = torch_isa.valid_vec_isa_list
-    flags = torch_isa.x86_isa_checker()
-    here = AsNeeded(isa for isa in torch_isa.supported_vec_isa_list if set(str(isa).split()) <= set(flags))
+class ProbesAsNeeded(Replaces):
+    """While any is entered, torch probes vector instructions one after the other, as they are asked for.
 
-    def valid_vec_isa_list() -> AsNeeded:
-        return here
+    What is chosen is the same. Nothing happens where torch has its list already, on other than x86 CPUs, and
+    where this torch does it in another way.
+    """
 
-    def undo() -> None:
-        if torch_isa.valid_vec_isa_list is valid_vec_isa_list:
-            torch_isa.valid_vec_isa_list = before
-
-    torch_isa.valid_vec_isa_list = valid_vec_isa_list
-    return undo
+    replacement = Replacement(_replace)

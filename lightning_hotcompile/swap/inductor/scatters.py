@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_hotcompile.swap.inductor.loops import THREADS
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 
 _ADDS = "atomic_add"
 _STORE = ["self", "name", "index", "value", "mode"]
@@ -105,15 +105,7 @@ def _replace_in(cpp: Any) -> Callable[[], None]:
         **{(owner, "store"): store_of(owner) for owner, name in _NEEDED if name == "store"},
         ("CppKernelProxy", "codegen_nodes"): codegen_nodes,
     }
-    for (owner, name), function in ours.items():
-        setattr(getattr(cpp, owner), name, function)
-
-    def undo() -> None:
-        for (owner, name), function in reversed(theirs.items()):
-            if vars(getattr(cpp, owner))[name] is ours[owner, name]:
-                setattr(getattr(cpp, owner), name, function)
-
-    return undo
+    return put_in_place({(getattr(cpp, owner), name): function for (owner, name), function in ours.items()})
 
 
 class ScattersOnOneThread(Replaces):

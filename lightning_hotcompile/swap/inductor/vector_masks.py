@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 
 _HEADER = "ATen/cpu/vec/vec_mask.h"
 _OTHERS = ("ATen/cpu/vec/vec256/vec256_mask.h", "ATen/cpu/vec/vec512/vec512_mask.h")
@@ -144,13 +144,7 @@ def _replace() -> Callable[[], None] | None:
     def define_kernel(self: Any, src_code: str, *args: Any, **kwargs: Any) -> Any:
         return theirs(self, with_vector_masks(src_code), *args, **kwargs)
 
-    scheduling.define_kernel = define_kernel
-
-    def undo() -> None:
-        if vars(scheduling)["define_kernel"] is define_kernel:
-            scheduling.define_kernel = theirs
-
-    return undo
+    return put_in_place({(scheduling, "define_kernel"): define_kernel})
 
 
 class VectorMasks(Replaces):

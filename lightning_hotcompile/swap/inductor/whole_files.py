@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 
 UNFINISHED = ".part"
 
@@ -45,12 +45,7 @@ def _replace() -> Callable[[], None]:
             with contextlib.suppress(OSError):
                 os.unlink(part)
 
-    def undo() -> None:
-        if builder.build is build:
-            builder.build = before
-
-    builder.build = build
-    return undo
+    return put_in_place({(builder, "build"): build})
 
 
 class WholeFiles(Replaces):
