@@ -70,7 +70,8 @@ class Capture(Callback):
         self._device = pl_module.device.type
         self._clock = StepClock(device_type=self._device, now=self._now)
         mine: list[Any] = [c for c in trainer.callbacks if isinstance(c, self._companion_type)]  # type: ignore[attr-defined]
-        self._companion = next((c for c in mine if c.phase not in DECIDED), mine[0] if mine else None)
+        own = [c for c in mine if not c.from_environment]  # of both it is the one that works
+        self._companion = next(iter(own or mine), None)
         profiler = type(trainer.profiler)  # type: ignore[attr-defined]
         if any(base.__name__ == "PyTorchProfiler" for base in profiler.__mro__):
             self._do_without(f"the Trainer has torch's profiler itself ({profiler.__name__})")

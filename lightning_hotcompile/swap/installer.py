@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
@@ -176,7 +177,7 @@ class SwappedRegion:
                 self._put_forward(module, self._compiled_call)
                 continue
             ours = _CompiledCall(self.choose, self._compiled_call, call_module, module)
-            self._put_there(module, "_compiled_call_impl", ours)
+            self.undo_later(put_in_place({(module, "_compiled_call_impl"): ours}))
 
     def _put_forward(self, module: nn.Module, compiled: CompiledFunction) -> None:
         if "forward" in vars(module):

@@ -26,7 +26,6 @@ from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
-from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm import choice
 from lightning_hotcompile.watch.signature import SignatureReader, StepSignature
 from tests.hot import assert_same
