@@ -77,6 +77,7 @@ class StageRun:
         self._last_report: Report | None = None
         store.follow(config)
         store.begin(on_cpu=device_type(module) == "cpu")
+        self._store = store
         self._memory = Memory(store, plan, config, stage)
         first = State() if declined is None else State(phase=Phase.DECLINED, reason=declined)
         self.session = Session(
@@ -95,6 +96,8 @@ class StageRun:
         """What is known now."""
         self.session.book_finished_steps()
         notes = [*self._notes, *notes_on_repeating(self.session, self._config)]
+        if self._store.why_not_kept:
+            notes.append(f"the store keeps no compiled code: {self._store.why_not_kept}")
         return build_report(self.session, self._own, notes)
 
     def before_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:

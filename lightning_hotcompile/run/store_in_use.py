@@ -50,6 +50,11 @@ class StoreInUse:
         if self._cache is None and self.store is not None and self._backend == "inductor":
             self._cache = self.store.use_compiler_cache().start()
 
+    @property
+    def why_not_kept(self) -> str:
+        """Why the store does not keep what is compiled now; empty where it does, or has none to keep."""
+        return "" if self._cache is None else self._cache.reason
+
     def has_toolchain(self) -> bool:
         """Whether the C++ compiler's toolchain was started where this Trainer would keep its code."""
         if self._backend != "inductor":

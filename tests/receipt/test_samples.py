@@ -87,5 +87,5 @@ def test_json_has_one_line_for_each_row_and_is_plain_json() -> None:
     plain = {"rows": [[1, 0.5, "ä"], [2, 1.0, 'b"']], "name": "x", "list": [1, 2]}
     text = json_with_rows(plain, "rows")
     assert json.loads(text) == plain
-    assert '    [1, 0.5, "ä"],\n' in text
+    assert '    [1, 0.5, "\\u00e4"],\n' in text
     assert json.loads(json_with_rows({"name": "x", "rows": []}, "rows")) == {"name": "x", "rows": []}

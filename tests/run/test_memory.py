@@ -21,7 +21,7 @@ from lightning_hotcompile.run import ahead, memory, weighing
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.store_in_use import StoreInUse
 from lightning_hotcompile.run.weighing import Weighing
-from lightning_hotcompile.store import samples
+from lightning_hotcompile.store import compiler_cache, samples
 from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
@@ -531,6 +531,23 @@ def test_a_failure_is_tried_again(tmp_path: Path) -> None:
     two = HotCompile(threshold=3, backend=broken, store=str(tmp_path / "s"))
     fit(seeded(Net), [two])
     assert two.report.phase == "reverted"
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_why_no_compiled_code_is_kept_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    if is_full:
+        monkeypatch.setattr(compiler_cache, "LEAST_FREE_BYTES", 1 << 62)
+    callback = learning(tmp_path / "s", scope="step")
+    callback._store._backend = "inductor"  # so that there is a compiler whose code could be kept
+    monkeypatch.setattr(StoreInUse, "follow", lambda self, config: None)
+    fit(seeded(Net), [callback], max_epochs=6)
+    assert callback.report.phase == "steady"
+    (*told,) = (
+        note for note in callback.report.notes if note.startswith("the store keeps no compiled code: ")
+    )
+    assert ["MiB left, less than 1 GiB" in note for note in told] == ([True] if is_full else [])
 
 
 def test_without_store_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
