@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch.optim
 from torch._dynamo.variables import OptimizerVariable
 
 from lightning_hotcompile.swap.tracing.overrides import Override
 
-_OPTIMIZERS = os.path.join("torch", "optim") + os.sep
+_OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 
 
 def as_they_are(break_the_graph: Callable[..., Any]) -> list[Override]:
@@ -26,7 +27,7 @@ def as_they_are(break_the_graph: Callable[..., Any]) -> list[Override]:
     """
 
     def attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
-        if name == "param_groups" and _OPTIMIZERS not in tx.f_code.co_filename:
+        if name == "param_groups" and not tx.f_code.co_filename.startswith(_OPTIMIZERS):
             return super(OptimizerVariable, variable).var_getattr(tx, name)
         return prior(variable, tx, name)
 
