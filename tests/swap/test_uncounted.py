@@ -268,8 +268,11 @@ def test_what_is_written_and_then_used_in_one_graph(backend: str) -> None:
     callback = hot(backend=backend, scope="step", compile_optimizer=False, on_error="eager")
     fit(plain)
     fit(model, [callback])
-    assert_proven(callback.report)
     assert_same(plain, model, tolerance=1e-5)
+    if backend == "inductor":  # it saves the temperature itself, and not what it makes of it
+        assert "writes to an input that its backward needs as it was" in callback.report.reason
+    else:
+        assert_proven(callback.report)
 
 
 class OnceMore(Net):
