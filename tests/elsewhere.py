@@ -29,10 +29,10 @@ def compiling_elsewhere() -> Iterator[None]:
             began.set()
             may_end.wait()
 
-    thread = threading.Thread(target=compiles)
+    thread = threading.Thread(target=compiles, daemon=True)
     thread.start()
-    began.wait()
     try:
+        assert began.wait(60)
         yield
     finally:
         may_end.set()

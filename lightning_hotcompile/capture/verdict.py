@@ -83,9 +83,11 @@ class AwaitVerdict(Callback):
         end_training(trainer, but_for=CHECKPOINTS)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The training was shorter than it would have had to be."""
+        """The training was shorter than it would have had to be, or ended before ranks asked each other."""
         if self._companion is not None:
-            self._write(trainer, f"the training ended after {self._steps:,} steps", stopped=False)
+            is_decided = self._companion.phase in DECIDED
+            ended = "" if is_decided else f"the training ended after {self._steps:,} steps"
+            self._write(trainer, ended, stopped=False)
 
     def _why_to_end(self) -> str | None:
         order, seconds = self._order, self._now() - self._since

@@ -6,6 +6,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
@@ -149,6 +150,18 @@ def test_ranks_end_at_the_limit_of_steps(tmp_path: Path) -> None:
         trainer.train(waiting(tmp_path, max_steps=7), 50)
     assert trainer.asked == [7]
     assert verdict(tmp_path)["ended"] == "the limit of 7 steps (--max-steps) was reached"
+
+
+@pytest.mark.parametrize(
+    ("phase", "ended"), [("declined", ""), ("settling", "the training ended after 8 steps")]
+)
+def test_a_verdict_after_which_ranks_did_not_ask_is_one(tmp_path: Path, phase: str, ended: str) -> None:
+    trainer, callback = TwoRanks(ends_at=None), waiting(tmp_path)
+    with patch.object(HotCompile, "phase", phase):
+        trainer.train(callback, 8)
+        callback.on_train_end(trainer, None)  # type: ignore[arg-type]
+    assert trainer.asked == []
+    assert verdict(tmp_path)["ended"] == ended
 
 
 def test_it_comes_behind_the_callback_of_the_environment_and_sets_its_options(
