@@ -537,6 +537,7 @@ def test_a_failure_is_tried_again(tmp_path: Path) -> None:
 def test_why_no_compiled_code_is_kept_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
+    monkeypatch.delenv(inductor_paths.FOLDER, raising=False)
     if is_full:
         monkeypatch.setattr(compiler_cache, "LEAST_FREE_BYTES", 1 << 62)
     callback = learning(tmp_path / "s", scope="step")
