@@ -151,24 +151,27 @@ def run_alone(command: Sequence[str], environment: Mapping[str, str], limit_s: f
     Raises:
         RunTimedOut: it took more than ``limit_s`` seconds.
     """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
+    process: subprocess.Popen[str] | None = None
     try:
         with sigterm_as_exit():
+            with _ended_later():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                    start_new_session=True,
+                )
             out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         raise RunTimedOut(f"it took more than {limit_s:.0f} s") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     return out, err, process.returncode
 
 
@@ -183,6 +186,25 @@ def sigterm_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, usual)
+
+
+@contextlib.contextmanager
+def _ended_later() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait: between the start of a process and its number there is nothing to end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    usual = {
+        n: signal.signal(n, lambda number, _: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for each, handler in usual.items():
+            signal.signal(each, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _exit(number: int, frame: object) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,29 @@ def test_who_ends_the_benchmark_ends_what_it_measures(
         f"with refusals_in_one_line(): run_alone({command!r}, os.environ, 500)"
     )
     assert_signal_ends([sys.executable, "-c", script], number, file)
+
+
+@pytest.mark.parametrize(("number", "error"), [(2, KeyboardInterrupt), (15, SystemExit)])
+def test_a_signal_between_the_start_of_a_process_and_its_number(
+    number: int, error: type[BaseException], waiting: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, file = waiting
+
+    class Slow(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            while not (file.exists() and file.read_text("utf-8").strip()):
+                threading.Event().wait(0.01)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(error):
+            run_alone(command, os.environ, 60)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert_ends(int(file.read_text("utf-8")))
 
 
 def test_the_usual_answer_to_sigterm_is_there_again() -> None:
