@@ -15,6 +15,13 @@ STAGES = ("train", "validate", "test", "predict")
 SCOPES = ("auto", "step", "regions", "module", "pattern")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+CUDA_GRAPHS = "triton.cudagraphs"
+"""Inductor's option."""
+
+
+def uses_cuda_graphs(mode: str | None, options: Mapping[str, Any] | None) -> bool:
+    """Whether the callback's compiled code records CUDA graphs: if these ask for it, and else never."""
+    return mode in CUDA_GRAPH_MODES or bool((options or {}).get(CUDA_GRAPHS))
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:
@@ -219,8 +226,7 @@ class HotCompileConfig:
     @property
     def uses_cuda_graphs(self) -> bool:
         """Whether the chosen mode records CUDA graphs."""
-        options = self.options or {}
-        return self.mode in CUDA_GRAPH_MODES or bool(options.get("triton.cudagraphs"))
+        return uses_cuda_graphs(self.mode, self.options)
 
     @property
     def is_repeatable(self) -> bool:

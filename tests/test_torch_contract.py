@@ -368,11 +368,12 @@ class TestRandomNumbers:
             return nonlocals["wrapper"]({}).config
 
         in_cpp = {"cpp_wrapper": True} if dynamo.TORCH >= (2, 13) else {}
+        in_cpp["triton.cudagraphs"] = False
         assert settings() == {"fallback_random": True, **in_cpp}
         assert settings(random="backend") == in_cpp
         assert settings(options={"fallback_random": False}) == {"fallback_random": False, **in_cpp}
-        in_python = {"cpp_wrapper": False}
-        assert settings(options=in_python) == {"fallback_random": True, **in_python}
+        in_python = {"cpp_wrapper": False, "triton.cudagraphs": False}
+        assert settings(options={"cpp_wrapper": False}) == {"fallback_random": True, **in_python}
         both = settings(mode="max-autotune-no-cudagraphs", options={"max_autotune": False})
         assert (both["fallback_random"], both["max_autotune"]) == (True, False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _SHOWN = 8
+_LINES = "├└│─"
+_PLAIN = str.maketrans(_LINES, "|+|-")
 
 
 def render_tree(plan: CompilePlan) -> str:
@@ -29,7 +32,16 @@ def render_tree(plan: CompilePlan) -> str:
     Console(file=stream, width=_WIDTH, color_system=None, legacy_windows=False, force_jupyter=False).print(
         tree
     )
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    return printable("\n".join(line.rstrip() for line in stream.getvalue().splitlines()))
+
+
+def printable(text: str) -> str:
+    """Text with the lines of trees and rules as this process's output has them: a file's may be cp1252."""
+    try:
+        _LINES.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN)
+    return text
 
 
 def _branch(tree: Tree, title: str, lines: Iterable[str], otherwise: str | None = None) -> None:

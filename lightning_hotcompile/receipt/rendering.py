@@ -15,6 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from lightning_hotcompile.plan.tree import printable
 from lightning_hotcompile.receipt import wording
 from lightning_hotcompile.receipt.wording import count
 
@@ -60,7 +61,7 @@ def report_to_text(report: Report) -> str:
     if report.versions:
         console.print(Text(), Text(_versions(report)), sep="\n")
     console.print(Rule(characters="─"))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return printable("\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
 
 
 def report_to_markdown(report: Report) -> str:

@@ -290,6 +290,19 @@ class TestText:
             monkeypatch.setenv(name, value)
         assert STEADY.to_text() == plain
 
+    @pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "ascii"])
+    def test_it_can_be_printed_whatever_the_output_writes(
+        self, encoding: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Into a file or pipe on Windows, say, which has no lines of trees."""
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out := io.BytesIO(), encoding=encoding))
+        plan = plan_compile(nn.Sequential(nn.Linear(64, 64)), scope="regions")
+        print(STEADY.to_text(), plan, flush=True)
+        text = out.getvalue().decode(encoding)
+        assert ("└── left eager" if encoding == "utf-8" else "+-- left eager") in text
+        assert f"plan {plan.digest}" in text
+        assert ("─" * 100 in text) == (encoding == "utf-8") == ("-" * 100 not in text)
+
     def test_in_a_notebook_it_is_returned_and_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
         assert headline(DECLINED) in DECLINED.to_text()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor
 
-from lightning_hotcompile.swap.inductor import compilers
-from lightning_hotcompile.swap.inductor.compilers import resolve_backend, without_cuda_graphs
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 
 
 @pytest.fixture
@@ -50,28 +50,40 @@ def test_older_caches_are_told_the_type_of_autocast(
     assert len(set(tags)) == (2 if apart else 1)
 
 
+@pytest.mark.parametrize("process", [False, True])
 @pytest.mark.parametrize(
-    ("given", "left"),
+    ("mode", "options", "asked"),
     [
-        (("reduce-overhead", None), (None, None)),
-        (("max-autotune", None), ("max-autotune-no-cudagraphs", None)),
-        (("default", None), ("default", None)),
-        ((None, {"triton.cudagraphs": True, "a": 1}), (None, {"triton.cudagraphs": False, "a": 1})),
-        ((None, {"max_autotune": True}), (None, {"max_autotune": True})),
+        (None, None, False),
+        ("default", None, False),
+        ("max-autotune-no-cudagraphs", None, False),
+        ("reduce-overhead", None, True),
+        ("max-autotune", None, True),
+        (None, {"triton.cudagraphs": False}, False),
+        (None, {"triton.cudagraphs": True}, True),
     ],
-)  # fmt: skip
-def test_an_optimizer_is_compiled_without_cuda_graphs(
-    given: Any, left: Any, monkeypatch: pytest.MonkeyPatch
+)
+def test_cuda_graphs_are_recorded_where_they_are_asked_for_and_never_of_an_optimizer(
+    mode: str | None, options: Any, asked: bool, process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a backward has recorded, gradients, is gone when the next graph is recorded."""
-    asked: list[Any] = []
-    monkeypatch.setattr(
-        compilers, "_inductor", lambda mode, ours, options, **_: asked.append((mode, options))
-    )
-    assert without_cuda_graphs(*given) == left
+    """The process's own setting (``TORCHINDUCTOR_CUDAGRAPHS=1``) was not held against the Trainer's options.
+
+    And what a backward has recorded, gradients, is gone when the next graph is recorded.
+    """
+    recorded: list[bool] = []
+
+    def compiles(graph: Any, inputs: Any, config_patches: dict[str, Any], **_: Any) -> Any:
+        with torch._inductor.config.patch(config_patches):
+            recorded.append(torch._inductor.config.triton.cudagraphs)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compiles)
     for at_once in (False, True):
-        resolve_backend("inductor", *given, checks_at_once=at_once)
-    assert asked == [(mode, options or {}) for mode, options in (given, left)]
+        torch._dynamo.reset()
+        backend = resolve_backend("inductor", mode, options, checks_at_once=at_once)
+        with torch._inductor.config.patch({"triton.cudagraphs": process}):
+            torch.compile(torch.sin, backend=backend)(torch.ones(3))
+    assert recorded == [asked, False]
 
 
 def test_a_number_that_is_an_input_has_a_key_of_its_own(tags: list[str]) -> None:

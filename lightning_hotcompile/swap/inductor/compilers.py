@@ -14,6 +14,7 @@ import torch._functorch.config as functorch_config
 import torch.compiler.config
 from torch.fx import GraphModule
 
+from lightning_hotcompile.config import CUDA_GRAPHS, uses_cuda_graphs
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn
 from lightning_hotcompile.swap.inductor import (
     conv_layout,
@@ -114,7 +115,8 @@ def resolve_backend(
     With ``checks_at_once``, for graphs that autograd does not run backwards (an optimizer's step), loops are
     shared as by default, and the code does not check the layout of each tensor: one call looks at all of
     them, see :mod:`~lightning_hotcompile.swap.optimizers.layout_checks`. They have no CUDA graphs: gradients
-    that a replayed backward has made are gone when the next graph is recorded.
+    that a replayed backward has made are gone when the next graph is recorded. Other graphs have some only
+    if mode or options ask for them: what the process's own setting would do was not looked at.
 
     ``options`` may say otherwise; other backends are left as they are.
 
@@ -123,10 +125,10 @@ def resolve_backend(
         torch._dynamo.exc.InvalidBackend: there is no backend of this name.
     """
     if backend == "inductor":
-        as_eager = {"fallback_random": True} if random == "eager" else {}
-        if checks_at_once:
-            mode, options = without_cuda_graphs(mode, options)
-        return _inductor(mode, as_eager, options or {}, checks_at_once=checks_at_once)
+        ours: dict[str, Any] = {"fallback_random": True} if random == "eager" else {}
+        ours[CUDA_GRAPHS] = uses_cuda_graphs(mode, options)
+        last = {CUDA_GRAPHS: False} if checks_at_once else {}
+        return _inductor(mode, ours, {**(options or {}), **last}, checks_at_once=checks_at_once)
     if backend == "eager":  # torch's own runs checkpoints in a way that is made for tracing
         return lambda graph_module, example_inputs: eager_forward(graph_module)
     given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
@@ -137,15 +139,6 @@ def resolve_backend(
         return compiled
 
     return compile_graph
-
-
-def without_cuda_graphs(
-    mode: str | None, options: Mapping[str, Any] | None
-) -> tuple[str | None, Mapping[str, Any] | None]:
-    """The mode and the options that are the same but for CUDA graphs."""
-    mode = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}.get(mode or "", mode)
-    has_any = bool(options and options.get("triton.cudagraphs"))
-    return mode, {**options, "triton.cudagraphs": False} if options and has_any else options
 
 
 def saved_draws(backend: str | CompiledFn, random: str, options: Mapping[str, Any] | None) -> frozenset[str]:
