@@ -91,6 +91,12 @@ PRIVATE_TORCH = {
     "swap.graphs.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
     # Whether a thread runs a backward pass, or compiles.
     "swap.own_thread": {"_C", "_current_graph_task_id", "torch._guards"},
+    # Who looks into a call.
+    "swap.onlookers": {
+        "_current_level",
+        "torch.fx._symbolic_trace",
+        "torch.nn.modules.module._has_any_global_hook",
+    },
     # What an operation of a graph is called.
     "swap.optimizers.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.

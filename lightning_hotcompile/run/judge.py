@@ -16,6 +16,7 @@ from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.inductor.paths import why_no_folder
 from lightning_hotcompile.swap.installation import OPTIMIZER
+from lightning_hotcompile.swap.onlookers import HOOKS_ON_ALL_MODULES, has_hooks_on_all_modules
 from lightning_hotcompile.swap.tracing.stance import stance_against_compiling, why_off
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.structure import untraceable_in
@@ -174,6 +175,8 @@ class Judge:
 
     def _failure(self, track: Track) -> str | None:
         failure = self._flip.failure() or track.failure
+        if failure is not None and failure is track.failure and has_hooks_on_all_modules():
+            return HOOKS_ON_ALL_MODULES
         if failure is not None and failure is track.failure and self._flip.recompile_reason is not None:
             failure += f"; it was compiled again because of {self._flip.recompile_reason}"
         if failure is None and track.attempts >= _ATTEMPTS and not track.compiled_steps:
@@ -193,7 +196,7 @@ class Judge:
         if (reason := self._why_never(track)) is not None:
             return Decision(go=False, reason=reason)
         given = self._given if track.state.flips else None
-        decision = _waits_for_stance() or given or self._weighing.forecast(track)
+        decision = _waits() or given or self._weighing.forecast(track)
         self._keep(decision)
         return decision
 
@@ -218,7 +221,10 @@ class Judge:
             self.decision = decision
 
 
-def _waits_for_stance() -> Decision | None:
+def _waits() -> Decision | None:
+    """For what somebody has put in place that keeps compiled code out, and may take away again."""
+    if has_hooks_on_all_modules():
+        return Decision(go=False, wait=True, reason=f"waits: {HOOKS_ON_ALL_MODULES}")
     stance = stance_against_compiling()
     if stance is None:
         return None

@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.onlookers import needs_eager
 from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
@@ -92,7 +93,8 @@ class SwappedRegion:
 
     def is_off(self) -> bool:
         """Whether a call is to run as if nothing had been swapped."""
-        return is_traced_here() or self.error is not None or not self._gate.takes(self.region.name)
+        off = is_traced_here() or self.error is not None or not self._gate.takes(self.region.name)
+        return off or needs_eager()
 
     def choose(self, compiled: CompiledFunction, eager: CompiledFn, *args: Any, **kwargs: Any) -> Any:
         """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly."""
