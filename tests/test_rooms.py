@@ -140,6 +140,7 @@ PRIVATE_TORCH = {
         "_C",
         "_autograd",
         "_current_graph_task_id",
+        "_execution_engine",
         "_get_current_graph_task_keep_graph",
     },
     # What it guards.

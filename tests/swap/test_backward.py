@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hotcompile.swap.graphs.backward import BackwardAsEager
 from lightning_hotcompile.swap.graphs.running import RUNS_WATCHED
 from lightning_hotcompile.swap.parity.reach import uneven_reach
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded
 
 
@@ -318,6 +318,77 @@ def test_no_gradient_becomes_nan(model_class: type[Net]) -> None:
     assert all(weight.isfinite().all() for weight in model.parameters())
     assert_same(plain, model)
     assert "an output that is not used would change gradients" in callback.report.to_text()
+
+
+class Signal(Net):
+    """Returns what has no derivative for a target that is silent, as it is in one late batch."""
+
+    weight = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        h = self.inp(x)
+        noise = (h[:, 0] - y).square().sum()
+        ratio = 10 * torch.log10(y.float().square().sum() / noise)
+        return {"loss": F.cross_entropy(self.head(h), y) + self.weight * noise, "sdr": ratio, "half": h / 2}
+
+
+class SpareRoot(Signal):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"loss": self.loss(batch), "rms": (y * self.inp(x)[:, 0]).square().mean().sqrt()}
+
+
+class SpareQuotient(Signal):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        hits = y > 0
+        return {"loss": self.loss(batch), "mean": (self.inp(x)[:, 0] * hits).sum() / hits.sum()}
+
+
+def silent_late() -> DataLoader[Any]:
+    """Batches with classes 1 and 2, and one, long after the flip, of class 0 alone."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 8, generator=generator), torch.randint(1, 3, (200,), generator=generator)
+    y[160:168] = 0
+    return DataLoader(TensorDataset(x, y), 8)
+
+
+@pytest.mark.parametrize("model_class", [Signal, SpareRoot, SpareQuotient])
+def test_no_gradient_becomes_nan_in_a_later_batch(model_class: type[Net]) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain, train=silent_late())
+    fit(model, [callback], train=silent_late())
+    assert all(weight.isfinite().all() for weight in plain.parameters())
+    assert_same(plain, model)
+    assert "an output that is not used may have no finite derivative" in callback.report.to_text()
+
+
+class AllUsed(Net):
+    """Its loss goes by the same root and quotient as what it returns."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        h = self.inp(x)
+        apart = (h[:, 0] - y).square().mean().sqrt() / h.square().mean()
+        return {"loss": self.loss(batch) + apart, "apart": apart, "square": h**2}
+
+
+class Heads(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self(batch[0])
+        return {"loss": F.cross_entropy(logits, batch[1]), "logits": logits, "p": logits.softmax(-1) / 2}
+
+
+@pytest.mark.parametrize("model_class", [AllUsed, Heads])
+def test_what_is_returned_beside_the_loss_may_be_compiled(model_class: type[Net]) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    assert_proven(callback.report)
 
 
 class Added(Net):

@@ -12,16 +12,19 @@ backward into the same gradients) would be done twice.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.graphs.unbounded import asked_in_vain, unbounded
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.reach import Reach, made_by
 
@@ -110,39 +113,59 @@ class BackwardAsEager:
 
 
 class SeparateBackwards:
-    """Tells when outputs of an eager run have backwards of their own that compiled code could not have.
+    """Tells when outputs of an eager run have backwards, or have none, as compiled code could not have it.
 
     To autograd a compiled graph is one function. A backward through one output frees what those of all others
-    need, and weights that an optimizer has changed since are of no use to any of them.
+    need, and weights that an optimizer has changed since are of no use to any of them. And an output without
+    a backward is given zeros, see :mod:`~lightning_hotcompile.swap.graphs.unbounded`.
 
     It is held by the outputs and what has made them alone: once they are gone there is no backward to come.
 
     Args:
         args: of the run.
         outputs: of the run, before any backward.
-        on_found: called then, perhaps more than once.
+        on_found: called then with a reason, perhaps more than once.
+        by_tensors: whether the graph divides by tensors.
     """
 
-    def __init__(self, args: Sequence[Any], outputs: Sequence[Any], on_found: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        args: Sequence[Any],
+        outputs: Sequence[Any],
+        on_found: Callable[[str], None],
+        *,
+        by_tensors: bool = True,
+    ) -> None:
         self._on_found = on_found
         weights = (arg for arg in args if isinstance(arg, Parameter))
         self._weights = [(weakref.ref(weight), version_of(weight)) for weight in weights]
         self._task: int | None = None
         self._is_freed = False
-        for output in outputs:
+        self._unbounded = unbounded(outputs, by_tensors=by_tensors)
+        self._used: set[int] = set()
+        for place, output in enumerate(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
-                output.register_hook(self._see)  # type: ignore[no-untyped-call]
+                output.register_hook(functools.partial(self._see, place))  # type: ignore[no-untyped-call]
 
-    def _see(self, _: Tensor) -> None:
+    def _see(self, place: int, _: Tensor) -> None:
         task = torch._C._current_graph_task_id()
+        if self._unbounded and not self._used:
+            Variable._execution_engine.queue_callback(self._look_at_unused)  # at the end of this backward
+        self._used.add(place)
         if self._task is not None and task != self._task:
             now = ((weight(), version) for weight, version in self._weights)
             changed = any(weight is not None and version_of(weight) != version for weight, version in now)
             if self._is_freed or changed:
-                self._on_found()
+                self._on_found(
+                    "its outputs have backwards of their own, and one frees or changes what another needs"
+                )
         if task != self._task:
             self._task = task
             self._is_freed = self._is_freed or not torch._C._autograd._get_current_graph_task_keep_graph()
+
+    def _look_at_unused(self) -> None:
+        if (name := asked_in_vain(self._unbounded, self._used)) is not None:
+            self._on_found(f"an output that is not used may have no finite derivative ({name})")
 
 
 def _makers(args: Sequence[Any]) -> list[Node]:

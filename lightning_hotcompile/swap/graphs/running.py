@@ -24,6 +24,7 @@ from lightning_hotcompile.swap.graphs.saved_inputs import (
 )
 from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use, strides_kept
 from lightning_hotcompile.swap.graphs.traced_once import once_real
+from lightning_hotcompile.swap.graphs.unbounded import divides
 from lightning_hotcompile.swap.graphs.uncounted import holds_noise, not_counting, written_behind_autograd
 from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
@@ -76,6 +77,7 @@ class GraphAtWork:
         self._neutral = neutral
         self._held = tensors_of(captured)
         self._writes = written_behind_autograd(captured)
+        self._divides = divides(captured)
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
         self._instead: CompiledFn | None = once_real(self._first, compiled, graph, watch)
@@ -156,7 +158,8 @@ class GraphAtWork:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
         assert self._graph.parity is not None
         outputs, parity = self._eager(*args), self._graph.parity
-        self._open.add(SeparateBackwards(args, flat(outputs), self._come_apart))
+        apart = SeparateBackwards(args, flat(outputs), self._come_apart, by_tensors=self._divides)
+        self._open.add(apart)
         needed = at_positions((*parity.needed, *parity.hidden), args, flat(outputs))
         self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}
         self._seen = {i: weakref.ref(t) for i, t in needed.items() if i >= 0 and not isinstance(t, Parameter)}
@@ -168,9 +171,8 @@ class GraphAtWork:
             self._decide(frozenset())
         return outputs
 
-    def _come_apart(self) -> None:
+    def _come_apart(self, reason: str) -> None:
         if self._graph.error is None:
-            reason = "its outputs have backwards of their own, and one frees or changes what another needs"
             self._give_up(reason, HotCompileError(f"{self._graph.region}: {reason}"))
 
     def _decide(self, changed: frozenset[int]) -> None:

@@ -1,0 +1,89 @@
+"""Operations whose derivative may be infinite, where only outputs without a gradient depend on them.
+
+A step may return what the loss does not use: a signal-to-noise ratio, the root of an error. Eager never asks
+for its derivative. AOTAutograd's backward is one function of the gradients of all outputs and takes zeros for
+that one, and where the derivative is infinite, 0 times it is NaN, in the gradients of all weights. Any later
+batch may be the first one for which it is (a target that is silent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.fx import GraphModule
+
+_DIVISIONS = ("AddcdivBackward", "DivBackward")
+_UNBOUNDED = (
+    *_DIVISIONS,
+    *("AcosBackward", "AcoshBackward", "AsinBackward", "Atan2Backward", "AtanhBackward", "CdistBackward"),
+    *("DistBackward", "ErfinvBackward", "Exp2Backward", "ExpBackward", "Expm1Backward", "LinalgVectorNorm"),
+    *("Log10Backward", "Log1PBackward", "Log2Backward", "LogBackward", "LogitBackward", "NormBackward"),
+    *("PowBackward", "ReciprocalBackward", "RsqrtBackward", "SqrtBackward", "StdBackward", "StdMeanBackward"),
+    *("TanBackward", "XlogyBackward"),
+)
+"""Beginnings of autograd's names."""
+
+_DIVIDE = ("addcdiv", "addcdiv_", "div", "div_", "divide", "divide_", "itruediv", "true_divide", "truediv")
+
+Unbounded = Sequence[tuple[str, frozenset[int]]]
+"""Names of such operations, each with the places of the outputs that depend on it."""
+
+
+def divides(graph_module: GraphModule) -> bool:
+    """Whether a graph divides by a tensor, which may be zero some day, and not by constants only."""
+    graphs = (module.graph for module in graph_module.modules() if isinstance(module, GraphModule))
+    nodes = (node for graph in graphs for node in graph.nodes if _name(node.target) in _DIVIDE)
+    return any(len(node.all_input_nodes) > 1 or not _begins_with_a_node(node) for node in nodes)
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def _begins_with_a_node(node: Any) -> bool:
+    return bool(node.args) and node.args[0] in node.all_input_nodes
+
+
+def unbounded(outputs: Sequence[Any], *, by_tensors: bool) -> Unbounded:
+    """What outputs depend on that may have an infinite derivative, by autograd's graph of an eager run.
+
+    Args:
+        outputs: of the run, before any backward.
+        by_tensors: whether divisions are by tensors, see :func:`divides`.
+    """
+    places: dict[Node, set[int]] = {}
+    for place, output in enumerate(outputs):
+        node = output.grad_fn if isinstance(output, Tensor) else None
+        seen, todo = set[Node](), [] if node is None else [node]
+        while todo:
+            each = todo.pop()
+            if each not in seen:
+                seen.add(each)
+                places.setdefault(each, set()).add(place)
+                todo += [following for following, _ in each.next_functions if following is not None]
+    return [
+        (node.name(), frozenset(of))
+        for node, of in places.items()
+        if _is_unbounded(node, by_tensors=by_tensors)
+    ]
+
+
+def _is_unbounded(node: Node, *, by_tensors: bool) -> bool:
+    name = node.name()
+    if not name.startswith(_UNBOUNDED) or (name.startswith(_DIVISIONS) and not by_tensors):
+        return False
+    exponent = getattr(node, "_saved_exponent", None)
+    return not (isinstance(exponent, (int, float)) and (exponent >= 1 or exponent == 0))
+
+
+def asked_in_vain(found: Unbounded, used: Collection[int]) -> str | None:
+    """The name of one that no output depends on that is used, or ``None``.
+
+    Args:
+        found: of the outputs.
+        used: places of those that a backward has come to.
+    """
+    return next((name for name, places in found if places.isdisjoint(used)), None)
