@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
@@ -32,7 +33,6 @@ from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.store_in_use import StoreInUse
 from lightning_hotcompile.run.trainer_facts import device_type
-from lightning_hotcompile.swap.graphs.graph import first_line
 
 
 class StageRun:
