@@ -156,7 +156,7 @@ class StageRun:
         told, self._told = self._told, len(self._own)
         if told != self._told and self._metrics.has_readers(self._trainer):
             with self.session.ledger.own_time():
-                self._log(scalars(self.report, PHASE_NUMBER))
+                self._log(scalars(self.report))
 
     def _log_step_time(self) -> None:
         """Log if this batch is one to log; one batch is at most one step in Lightning's count."""
@@ -219,7 +219,7 @@ class StageRun:
 
     def _log_receipt(self, report: Report) -> None:
         if self._metrics.has_readers(self._trainer):
-            self._log(scalars(report, PHASE_NUMBER))
+            self._log(scalars(report))
             self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())
             self._metrics.log_image(
                 self._trainer, self._name("timeline"), lambda: timeline_image(report, self._own, self.stage)
