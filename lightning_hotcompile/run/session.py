@@ -1,4 +1,4 @@
-"""One fit under the callback: feeds the machine with facts and does what it says."""
+"""One stage under the callback: feeds the machine with facts and does what it says."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from lightning_hotcompile.watch.clock import StepClock
 
 
 class Session:
-    """Watches the steps of one fit and swaps the model when the machine says so.
+    """Watches the steps of one stage and swaps the model when the machine says so.
 
     Args:
-        trainer: of this fit.
+        trainer: whose stage it is.
         module: the LightningModule that is trained.
         config: the callback's options.
         plan: what is compiled once a step is hot.

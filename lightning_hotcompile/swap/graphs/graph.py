@@ -1,4 +1,4 @@
-"""What is known about one captured graph."""
+"""What is known about one captured graph, and what the runs of all graphs share."""
 
 from __future__ import annotations
 
