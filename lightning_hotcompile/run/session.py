@@ -17,7 +17,6 @@ from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run import trainer_facts
 from lightning_hotcompile.run.flip import Flip
@@ -37,6 +36,7 @@ from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepClock
+from lightning_hotcompile.watch.step_record import StepRecord
 
 
 class Session:
