@@ -231,7 +231,6 @@ class HotCompile(CheckpointHooks):
             self._finish_all()  # a fit inside of a fit: what the outer one has in place is taken out
         log = EventLog(None) if why_not_this_one(trainer, self) else self._events  # who works tells the story
         if not self._runs:
-            log.clear()
             log.open()
         plan, reason = agree_on(lambda: self._plan(trainer, module, stage), trainer, self.config, stage)
         if reason is not None:

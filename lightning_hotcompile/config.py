@@ -44,9 +44,15 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _whole_number(name: str, value: object, least: int) -> None:
+def whole_number(name: str, value: int, least: int) -> int:
+    """The value of an option that is a whole number.
+
+    Raises:
+        ConfigError: it is none, or less than ``least``.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         _refuse(name, value, f"give a whole number of {least} or more")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +161,9 @@ class HotCompileConfig:
     def __post_init__(self) -> None:
         for name in ("targets", "keep_eager", "compile_anyway"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
-        _whole_number("threshold", self.threshold, least=0)
-        _whole_number("max_flips", self.max_flips, least=1)
-        _whole_number("max_signatures", self.max_signatures, least=1)
+        whole_number("threshold", self.threshold, least=0)
+        whole_number("max_flips", self.max_flips, least=1)
+        whole_number("max_signatures", self.max_signatures, least=1)
         _one_of("scope", self.scope, SCOPES)
         _one_of("mode", self.mode, (None, *MODES))
         _one_of("dynamic", self.dynamic, ("auto", True, False, None))

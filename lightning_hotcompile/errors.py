@@ -43,6 +43,12 @@ def warn(message: str, stacklevel: int = 2) -> None:
         logging.getLogger(__name__).warning(message)
 
 
+def first_line(error: BaseException) -> str:
+    """An error as one line: its kind and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> str:
     """A hint for a misspelt name: ``"; did you mean 'a' or 'b'?"``, or nothing if none is near.
 

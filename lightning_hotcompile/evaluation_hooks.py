@@ -48,7 +48,9 @@ class EvaluationHooks(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Stop the clock."""
-        self._after_step(_stage(trainer))
+        run = self._runs.get(_stage(trainer))
+        if run is not None:
+            run.after_step()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Out of training's way until the next validation, or the receipt."""
@@ -73,11 +75,6 @@ class EvaluationHooks(Callback):
         run = self._runs.get(stage)
         if run is not None:
             run.before_step(batch, batch_idx, dataloader_idx)
-
-    def _after_step(self, stage: str) -> None:
-        run = self._runs.get(stage)
-        if run is not None:
-            run.after_step()
 
 
 def _stage(trainer: Trainer) -> str:

@@ -24,8 +24,3 @@ def switch() -> str | None:
             f"{SWITCH}={value!r} is not allowed: use auto, force or off{near_names(value, _VALUES)}."
         )
     return value
-
-
-def is_switched_off() -> bool:
-    """Whether ``HOTCOMPILE=off`` disables a callback in code too."""
-    return switch() == "off"

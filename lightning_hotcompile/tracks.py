@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.machine import Phase, State
-from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.stats import has_first_arm
+from lightning_hotcompile.watch.step_record import PairedUnits
 
 SOON = 3
 """Steps after which it is known what a step takes: enough to tell a run that is too short for anything."""

@@ -23,7 +23,7 @@ from lightning_hotcompile.capture.explanation import explanation_from
 from lightning_hotcompile.capture.order import EXPLAIN_VARIABLE, EXPLANATION_FILE, ExplainOrder
 from lightning_hotcompile.environment import callbacks_from_environment
 from lightning_hotcompile.errors import ConfigError
-from lightning_hotcompile.switch import is_switched_off, switch
+from lightning_hotcompile.switch import switch
 
 VARIABLES = (
     "HOTCOMPILE",
@@ -92,7 +92,6 @@ class TestSwitch:
         if value is not None:
             monkeypatch.setenv("HOTCOMPILE", value)
         assert switch() is None
-        assert not is_switched_off()
         assert callbacks_from_environment() == []
 
     @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ class TestSwitch:
     def test_another_value_is_refused_by_name(self, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOTCOMPILE", value)
         message = f"HOTCOMPILE='{value}' is not allowed: use auto, force or off"
-        for ask in (switch, is_switched_off, callbacks_from_environment):
+        for ask in (switch, callbacks_from_environment):
             with pytest.raises(ConfigError, match=message):
                 ask()
 
@@ -117,7 +116,7 @@ class TestSwitch:
 
     def test_off_disables(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOTCOMPILE", "off")
-        assert is_switched_off()
+        assert switch() == "off"
         assert callbacks_from_environment() == []
 
 

@@ -13,6 +13,7 @@ from lightning_hotcompile.errors import (
     HotCompileWarning,
     PlanError,
     TargetError,
+    first_line,
     near_names,
     warn,
 )
@@ -61,6 +62,19 @@ def test_near_names_are_few_unique_and_in_the_same_order_for_any_input_order() -
 
 def test_near_names_takes_any_iterable() -> None:
     assert near_names("hed", (n for n in ["head"])) == "; did you mean 'head'?"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (ValueError("\n  one\n"), "ValueError: one"),
+        (ValueError(), "ValueError"),
+        (KeyError("k"), "KeyError: 'k'"),
+    ],
+)
+def test_an_error_as_one_line(error: BaseException, expected: str) -> None:
+    assert first_line(error) == expected
 
 
 def test_a_warning_never_stops_a_training() -> None:

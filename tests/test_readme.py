@@ -15,7 +15,6 @@ import pytest
 
 import lightning_hotcompile
 from lightning_hotcompile import HotCompile, HotCompileConfig, StepDetector
-from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
 from lightning_hotcompile.receipt.report import RegionProof
 from lightning_hotcompile.run.reporting import empty_report, scalars
 from tests.models import Net, loader
@@ -142,7 +141,7 @@ def test_the_scalars_are_those_that_are_logged() -> None:
     region = RegionProof(name="r", kind="step", members=(), graphs=1, runs=1, compile_s=1.0, proven=True)
     report = dataclasses.replace(empty_report("steady", ""), regions=(region,))
     (sentence,) = re.findall(r"scalars under `hotcompile/`: (.+?)\. ", README)
-    assert set(re.findall(r"`(\w+)`", sentence)) == {*scalars(report, PHASE_NUMBER), "step_ms"}
+    assert set(re.findall(r"`(\w+)`", sentence)) == {*scalars(report), "step_ms"}
 
 
 def test_there_is_a_place_for_a_receipt() -> None:

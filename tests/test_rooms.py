@@ -174,7 +174,6 @@ PRIVATE_TORCH = {
     "swap.prewarm.graphfile": None,
     "swap.prewarm.symbols": None,
     "swap.prewarm.compile_state": {"torch._functorch", "torch._inductor"},
-    # Trees of tensors, public in all but their name.
     # maybe_mark_dynamic, which is documented and has no other home.
     "swap.tracing.dynamic_dims": {"_dynamo"},
     # How Inductor knows what a loop reads that it writes anew.

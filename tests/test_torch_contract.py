@@ -996,7 +996,7 @@ class TestFunctionsWithACache:
 
 
 def test_compiled_code_does_not_look_at_the_stride_of_a_dimension_of_one_element() -> None:
-    # swap/graphs/gradients.py: an optimizer that was compiled for other such strides takes these too.
+    # swap/optimizers/gradients.py: an optimizer that was compiled for other such strides takes these too.
     tensor = torch.empty_strided((3, 2, 1), (2, 1, 77))
     torch._C._dynamo.guards.assert_size_stride(tensor, (3, 2, 1), (2, 1, 1))
     with pytest.raises(AssertionError, match="stride"):

@@ -10,10 +10,10 @@ import pytest
 
 from lightning_hotcompile import tracks
 from lightning_hotcompile.machine import Phase, State
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.tracks import Track, TrackBook
 from lightning_hotcompile.watch.signature import StepSignature
+from lightning_hotcompile.watch.step_record import StepRecord
 
 MISSES = tracks._MISSES_BEFORE_RECOMPILING
 EPISODES = tracks._MAX_RECOMPILE_EPISODES

@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from lightning_hotcompile.bench.laps import LapClock
 from lightning_hotcompile.bench.measurement import ERROR, INVALID, OOM, ArmResult
 from lightning_hotcompile.bench.workloads.workload import Workload
+from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.swap.compile_timer import CompileTimer
 from lightning_hotcompile.swap.dynamo import graph_break_count
-from lightning_hotcompile.swap.graphs.graph import Graph, first_line
+from lightning_hotcompile.swap.graphs.graph import Graph
 from lightning_hotcompile.swap.graphs.witness import Witness
 
 

@@ -82,7 +82,7 @@ class Capture(Callback):
         """The profiler is started before the step is timed: that takes seconds on an accelerator."""
         if self._clock is None:
             return
-        if self._another is None and self._window.opens(self._now(), decided=self._has_decided()):
+        if self._another is None and self._window.opens(self._now(), decided=self._is_decision_over()):
             self._start_profiler()
         if self._window.is_open:
             self._annotation = record_function(STEP_NAME)
@@ -142,8 +142,12 @@ class Capture(Callback):
             warn(f"{self._order.folder!r} cannot be written, so nothing is captured: {error}")
             return False
 
+    def _is_decision_over(self) -> bool:
+        """Of an order that waits for a decision: whether there is one, or nobody to make it."""
+        return self._order.after_decision and (self._companion is None or self._has_decided())
+
     def _has_decided(self) -> bool:
-        return self._order.after_decision and (self._companion is None or self._companion.phase in DECIDED)
+        return self._companion is not None and self._companion.phase in DECIDED
 
     def _leave_step(self) -> None:
         annotation, self._annotation = self._annotation, None
@@ -211,12 +215,9 @@ class Capture(Callback):
     def _why_nothing(self) -> str:
         if self._another is not None:
             return self._another
-        if self._order.after_decision and not self._has_decided_ever():
+        if self._order.after_decision and not self._has_decided():
             return "the profiler saw no step: HotCompile did not come to a decision before training ended"
         return f"the profiler saw no step: training ended after {self._step} steps"
-
-    def _has_decided_ever(self) -> bool:
-        return self._companion is not None and self._companion.phase in DECIDED
 
     def _file(self, name: str) -> Path:
         return Path(self._order.folder, name)

@@ -18,11 +18,10 @@ from lightning_hotcompile.capture.explanation import Explanation, RegionSeen, ou
 from lightning_hotcompile.capture.order import EXPLANATION_FILE, ExplainOrder
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.either_lightning import CHECKPOINTS, Callback
-from lightning_hotcompile.errors import HotCompileError
+from lightning_hotcompile.errors import HotCompileError, first_line
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Lane
-from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.installation import Installation, Proof
 from lightning_hotcompile.swap.parity.captured import count_ops
 

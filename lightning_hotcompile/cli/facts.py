@@ -42,7 +42,7 @@ class Facts:
         store_free: free bytes on its disk.
         cache: the folder of the compiler's cache.
         cache_option: the environment variable that names it.
-        cache_runs_code: whether its disk allows to load code.
+        cache_runs_code: whether its disk allows to load code; ``None`` where there is no folder.
         cores: processor cores that may be used.
         free_memory: bytes that a new process may take.
         no_prewarm: why no child process would compile ahead.

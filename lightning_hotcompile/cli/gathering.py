@@ -115,15 +115,14 @@ def nearest(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def runs_code(folder: Path) -> bool | None:
-    """Whether libraries may be loaded from the disk of this folder; ``None`` if the system does not say."""
-    statvfs, noexec = getattr(os, "statvfs", None), getattr(os, "ST_NOEXEC", None)
-    if statvfs is None or noexec is None:
-        return None
+def runs_code(folder: Path) -> bool:
+    """Whether libraries may be loaded from the disk of this folder; yes where the system does not say."""
+    from lightning_hotcompile.store.folder import is_mounted
+
     try:
-        return not statvfs(nearest(folder)).f_flag & noexec
+        return not is_mounted(nearest(folder), "ST_NOEXEC")
     except OSError:
-        return None
+        return True
 
 
 def torch_facts() -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _check_temporary_folder(folder: Path) -> None:
     """The store is put there, with the compiled code in it."""
     from lightning_hotcompile.cli.gathering import runs_code
 
-    if runs_code(folder) is False:
+    if not runs_code(folder):
         raise CommandError(
             f"{folder} is on a disk from which no code is loaded (noexec): name another folder in TMPDIR."
         )

@@ -1,4 +1,4 @@
-"""What happened, kept in memory and as JSON lines, and read back."""
+"""What happened, as JSON lines, and read back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import math
 import os
 import textwrap
-from collections import deque
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any, BinaryIO
@@ -19,31 +18,23 @@ _LINE_LIMIT = 200
 
 
 class EventLog:
-    """Keeps events in memory and appends each to a file as one JSON line.
+    """Appends events to a file, each as one JSON line.
 
     The file and its folder are made at the first event. A file that cannot be written gives one
-    :class:`~lightning_hotcompile.errors.HotCompileWarning`; events then go on in memory only. A copy
-    (pickle, deepcopy) has the events and the path, not the open file.
+    :class:`~lightning_hotcompile.errors.HotCompileWarning`; nothing is written from then on. A copy
+    (pickle, deepcopy) has the path, not the open file.
 
     Args:
-        path: the file, or None to keep events in memory only.
-        limit: events kept in memory, the oldest dropped first; the file gets all.
+        path: the file, or None to write nothing.
     """
 
-    def __init__(self, path: str | PathLike[str] | None = None, limit: int = 10_000) -> None:
+    def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self.path = None if path is None else fspath(path)
-        self._events: deque[Event] = deque(maxlen=limit)
         self._file: BinaryIO | None = None
         self._unwritable = False
 
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events kept in memory, oldest first."""
-        return tuple(self._events)
-
     def emit(self, event: Event) -> None:
-        """Keep the event, and write it out before returning; never raises for the file's sake."""
-        self._events.append(event)
+        """Write the event out before returning; never raises for the file's sake."""
         self._write(_to_line(event))
 
     def open(self) -> None:
@@ -60,10 +51,6 @@ class EventLog:
             self._file.flush()
         except (OSError, ValueError) as error:
             self._give_up(error)
-
-    def clear(self) -> None:
-        """Forget the events in memory; the file keeps its lines."""
-        self._events.clear()
 
     def close(self) -> None:
         """Close the file; a later event opens it again."""

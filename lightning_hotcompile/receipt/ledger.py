@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from lightning_hotcompile.receipt.report import PhaseStats
 from lightning_hotcompile.receipt.samples import StepSamples
-from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.watch.clock import StepTime
 from lightning_hotcompile.watch.stats import Summary, summarize
+from lightning_hotcompile.watch.step_record import PairedUnits, StepRecord
 
 
 def _window() -> deque[float]:

@@ -26,7 +26,10 @@ class StepSample(NamedTuple):
     """Whether compiled code ran in it."""
 
     note: str = ""
-    """Why its time is not a usual one: ``stalled`` (it compiled), ``recorded``, ``disturbed``; else empty."""
+    """Why its time is not a usual one; else empty.
+
+    It is ``stalled`` (it compiled), ``recorded`` or ``disturbed``, in a capture ``profiled``.
+    """
 
 
 class _Kind:

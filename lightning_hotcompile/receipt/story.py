@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from lightning_hotcompile.receipt.event_kinds import (
     Compiled,
@@ -28,6 +29,9 @@ from lightning_hotcompile.watch.canonical import OpGraph
 from lightning_hotcompile.watch.stats import Ratio
 
 _SEQUENCE_LIMIT = 12
+
+_NOT_MEASURED = {"value": math.nan, "low": math.nan, "high": math.nan, "n": 0, "confidence": None}
+"""The fields of a :class:`~lightning_hotcompile.watch.stats.Ratio` where there is none."""
 
 
 class Story:
@@ -62,19 +66,15 @@ class Story:
 
     def tried_fused(self, found: FusedOptimizer) -> None:
         """An optimizer has torch's fused kernel from now on, or for good not."""
-        ratio = found.speedup
+        measured: dict[str, Any] = _NOT_MEASURED if found.speedup is None else vars(found.speedup)
         self._emit(
             FusedTried(
                 step=self._step(),
                 optimizer=f"{found.name} ({found.class_name})",
-                value=math.nan if ratio is None else ratio.value,
-                low=math.nan if ratio is None else ratio.low,
-                high=math.nan if ratio is None else ratio.high,
-                n=0 if ratio is None else ratio.n,
                 kept=found.kept,
                 reason=found.reason,
-                confidence=None if ratio is None else ratio.confidence,
                 timed_before=found.timed_before,
+                **measured,
             )
         )
 
@@ -93,32 +93,11 @@ class Story:
 
     def measured(self, ratio: Ratio) -> None:
         """The interleaved steps were compared."""
-        self._emit(
-            SpeedUp(
-                step=self._step(),
-                value=ratio.value,
-                low=ratio.low,
-                high=ratio.high,
-                n=ratio.n,
-                verdict=ratio.verdict,
-                confidence=ratio.confidence,
-            )
-        )
+        self._emit(SpeedUp(step=self._step(), verdict=ratio.verdict, **vars(ratio)))
 
     def tried(self, part: str, ratio: Ratio, *, kept: bool) -> None:
         """Steps without one part of the plan were compared with steps of the whole plan."""
-        self._emit(
-            PartTried(
-                step=self._step(),
-                part=part,
-                value=ratio.value,
-                low=ratio.low,
-                high=ratio.high,
-                n=ratio.n,
-                kept=kept,
-                confidence=ratio.confidence,
-            )
-        )
+        self._emit(PartTried(step=self._step(), part=part, kept=kept, **vars(ratio)))
 
     def compiling(self, regions: int) -> None:
         """Compiling begins."""

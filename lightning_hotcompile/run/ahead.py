@@ -8,12 +8,12 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.run.trainer_facts import device_type
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
+from lightning_hotcompile.watch.step_record import StepRecord
 
 
 class Ahead:

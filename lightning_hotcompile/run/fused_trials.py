@@ -9,10 +9,10 @@ from typing import Any
 from torch.optim import Optimizer
 
 from lightning_hotcompile.receipt.report import FusedOptimizer
-from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.run.fused_memory import Timed
 from lightning_hotcompile.swap.optimizers.fused_step import FusedStep, Stage
 from lightning_hotcompile.watch.stats import Ratio
+from lightning_hotcompile.watch.step_record import PairedUnits
 
 MOST_IDLE = 16
 """Units of steps without any update after which a trial is put off until there is one, the first time.

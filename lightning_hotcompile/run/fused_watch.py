@@ -8,11 +8,11 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import HAVE_FUSED, why_not_fused
 from lightning_hotcompile.receipt.report import FusedOptimizer
-from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.run.fused_memory import FusedMemory
 from lightning_hotcompile.run.fused_trials import OnTrial, UntilUpdate, Waiting, told
 from lightning_hotcompile.swap.optimizers.fused_step import FusedStep, Stage
 from lightning_hotcompile.watch.stats import Ratio
+from lightning_hotcompile.watch.step_record import PairedUnits
 
 LOOKS: tuple[int, ...] = (8, 16, 32)
 """After so many pairs of updates the ratio is looked at."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from lightning_hotcompile.errors import warn
-from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.errors import first_line, warn
 
 _log = logging.getLogger(__name__)
 

@@ -8,17 +8,16 @@ from dataclasses import replace
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
-from lightning_hotcompile.errors import ConfigError, HotCompileError
+from lightning_hotcompile.errors import ConfigError, HotCompileError, first_line
 from lightning_hotcompile.plan.obstacles import differentiates_twice
 from lightning_hotcompile.plan.planner import CompilePlan, other_scopes, plan_compile
 from lightning_hotcompile.run import trainer_facts
 from lightning_hotcompile.run.own_error import tell_of
 from lightning_hotcompile.run.stages import STEP_METHOD, TRAIN
-from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.graphs.witness import check_backend
 from lightning_hotcompile.swap.parity.clones import random_state_kept
 from lightning_hotcompile.swap.ranks import Ranks
-from lightning_hotcompile.switch import is_switched_off
+from lightning_hotcompile.switch import switch
 
 OPTIMIZERS_OF_RANKS = (
     "compile_optimizer=True is for one process: replicas that round differently would drift apart, and one "
@@ -55,7 +54,7 @@ def agree_on(
 
 def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
     """Why nothing is watched in this run, or ``None``."""
-    if is_switched_off():
+    if switch() == "off":
         return "HOTCOMPILE=off"
     place = differentiates_twice(module)
     if place is not None:

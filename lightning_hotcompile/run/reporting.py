@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import event_to_dict
+from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
 from lightning_hotcompile.receipt.report import RegionProof, Report, printed_later
 from lightning_hotcompile.run.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.run.session import Session
@@ -106,10 +107,10 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
     )
 
 
-def scalars(report: Report, phase_numbers: Mapping[str, int]) -> dict[str, float | None]:
+def scalars(report: Report) -> dict[str, float | None]:
     """The report's numbers under the names that they have in the loggers."""
     measured: dict[str, Any] = {
-        "phase": phase_numbers.get(report.phase),
+        "phase": PHASE_NUMBER.get(report.phase),
         "eager_ms": report.eager_ms and report.eager_ms.median,
         "compiled_ms": report.compiled_ms and report.compiled_ms.median,
         "speedup": report.speedup and report.speedup.value,

@@ -9,7 +9,6 @@ from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.judge import Judge
@@ -18,6 +17,7 @@ from lightning_hotcompile.run.moves import Moves
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.step_record import PairedUnits
 
 CLEARLY_BETTER = 1.01
 """A later plan has to be so much faster than the best one before it; equal ones are not exchanged."""

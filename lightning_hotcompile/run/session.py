@@ -1,4 +1,4 @@
-"""One fit under the callback: feeds the machine with facts and does what it says."""
+"""One stage under the callback: feeds the machine with facts and does what it says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run import trainer_facts
 from lightning_hotcompile.run.flip import Flip
@@ -37,13 +36,14 @@ from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepClock
+from lightning_hotcompile.watch.step_record import StepRecord
 
 
 class Session:
-    """Watches the steps of one fit and swaps the model when the machine says so.
+    """Watches the steps of one stage and swaps the model when the machine says so.
 
     Args:
-        trainer: of this fit.
+        trainer: whose stage it is.
         module: the LightningModule that is trained.
         config: the callback's options.
         plan: what is compiled once a step is hot.

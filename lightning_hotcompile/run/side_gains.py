@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.receipt.report import FusedOptimizer
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.fused_memory import FusedMemory
 from lightning_hotcompile.run.fused_watch import FusedWatch
@@ -17,6 +16,7 @@ from lightning_hotcompile.run.heap_watch import HeapWatch
 from lightning_hotcompile.run.preflight import uses_fused_optimizers
 from lightning_hotcompile.run.stages import TRAIN
 from lightning_hotcompile.tracks import Track
+from lightning_hotcompile.watch.step_record import StepRecord
 
 
 class SideGains:

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Declined, Event, Planned
@@ -32,7 +33,6 @@ from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.store_in_use import StoreInUse
 from lightning_hotcompile.run.trainer_facts import device_type
-from lightning_hotcompile.swap.graphs.graph import first_line
 
 
 class StageRun:
@@ -156,7 +156,7 @@ class StageRun:
         told, self._told = self._told, len(self._own)
         if told != self._told and self._metrics.has_readers(self._trainer):
             with self.session.ledger.own_time():
-                self._log(scalars(self.report, PHASE_NUMBER))
+                self._log(scalars(self.report))
 
     def _log_step_time(self) -> None:
         """Log if this batch is one to log; one batch is at most one step in Lightning's count."""
@@ -219,7 +219,7 @@ class StageRun:
 
     def _log_receipt(self, report: Report) -> None:
         if self._metrics.has_readers(self._trainer):
-            self._log(scalars(report, PHASE_NUMBER))
+            self._log(scalars(report))
             self._metrics.log_text(self._trainer, self._name("receipt"), report.to_markdown())
             self._metrics.log_image(
                 self._trainer, self._name("timeline"), lambda: timeline_image(report, self._own, self.stage)

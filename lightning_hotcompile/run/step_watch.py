@@ -11,7 +11,6 @@ from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.islands import fp8_state
 from lightning_hotcompile.plan.prior import OpStatistics
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.stages import begins_pass
 from lightning_hotcompile.swap.inductor.compilers import saved_draws
@@ -21,6 +20,7 @@ from lightning_hotcompile.watch.detector import StepDetector
 from lightning_hotcompile.watch.family import Families
 from lightning_hotcompile.watch.opgraph import OpRecorder
 from lightning_hotcompile.watch.signature import SignatureReader
+from lightning_hotcompile.watch.step_record import StepRecord
 
 _RECORDED_STEP = 8
 """Its operations are timed as well, and the first steps hold much that is done once."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from lightning_hotcompile.store.folder import is_mounted
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.inductor.whole_files import UNFINISHED, WholeFiles, is_cut_short
 
@@ -108,17 +109,12 @@ def why_not(folder: Path) -> str | None:
     chosen = inductor_paths.chosen_by_user(folder)
     if chosen is not None:
         return f"{inductor_paths.FOLDER}={chosen} is set, so the compiler's cache stays there"
-    if _mounted(folder, "ST_NOEXEC"):
+    if is_mounted(folder, "ST_NOEXEC"):
         return f"{folder} is on a disk from which no code is loaded (noexec)"
     free = shutil.disk_usage(folder).free
     if free < LEAST_FREE_BYTES:
         return f"the disk of {folder} has {free / 2**20:,.0f} MiB left, less than 1 GiB"
     return None
-
-
-def _mounted(folder: Path, flag: str) -> bool:
-    statvfs, bit = getattr(os, "statvfs", None), getattr(os, flag, 0)
-    return bool(statvfs and statvfs(folder).f_flag & bit)
 
 
 def keeps_access_times(folder: Path) -> bool:
@@ -127,7 +123,7 @@ def keeps_access_times(folder: Path) -> bool:
     Raises:
         OSError: the folder cannot be looked at.
     """
-    return not _mounted(folder, "ST_NOATIME")
+    return not is_mounted(folder, "ST_NOATIME")
 
 
 def _marked(users: Path, now: float) -> FileLock:

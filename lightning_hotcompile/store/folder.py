@@ -88,6 +88,16 @@ def why_replaceable(folder: Path) -> str | None:
     return None
 
 
+def is_mounted(folder: Path, flag: str) -> bool:
+    """Whether the disk of this folder has a flag such as ``ST_NOEXEC``; not where the system does not say.
+
+    Raises:
+        OSError: the folder cannot be looked at.
+    """
+    statvfs, bit = getattr(os, "statvfs", None), getattr(os, flag, 0)
+    return bool(statvfs and statvfs(folder).f_flag & bit)
+
+
 class SafeFolder:
     """A folder of this user's alone, with rooms in it, atomic writes and locks.
 

@@ -110,10 +110,6 @@ class Store:
         """What is known for this key. A file that is damaged or not ours counts as nothing."""
         return self._records.find(key)
 
-    def path_of(self, key: ProfileKey) -> Path:
-        """The file of the profile with this key, whether it is there or not."""
-        return self._records.path_of(key)
-
     def remember(self, profile: Profile) -> bool:
         """Keep a profile, merged with what is known already; whether that was possible.
 

@@ -243,9 +243,9 @@ def graph_count() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def recent_recompile_reasons(limit: int = 8) -> list[str]:
-    """Why the last frames were compiled again, oldest first."""
-    return [reason for compile_ in recent_compiles()[-limit:] if (reason := first_reason(compile_))]
+def recent_recompile_reasons() -> list[str]:
+    """Why the last frames, eight at most, were compiled again, oldest first."""
+    return [reason for compile_ in recent_compiles()[-8:] if (reason := first_reason(compile_))]
 
 
 def recent_compiles() -> list[Any]:

@@ -6,8 +6,8 @@ import contextlib
 import enum
 from collections.abc import Callable
 
+from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.own_thread import runs_backward
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES

@@ -10,14 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from lightning_hotcompile.errors import HotCompileError
+from lightning_hotcompile.errors import HotCompileError, first_line
 from lightning_hotcompile.plan.scopes import Region, resolve_function
 from lightning_hotcompile.plan.sharding import is_sharded
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import CompiledFn, is_compile_error, skips_all_frames
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
-from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.onlookers import needs_eager
 from lightning_hotcompile.swap.own_thread import is_traced_here

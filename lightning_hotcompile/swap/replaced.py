@@ -11,7 +11,7 @@ _INHERITED = object()
 
 
 def put_in_place(ours: Mapping[tuple[Any, str], Any]) -> Callable[[], None]:
-    """Set attributes of modules and classes, by owner and name; returns what undoes it, the last one first.
+    """Set attributes by owner (module, class or instance) and name; returns what undoes it, last one first.
 
     What somebody else has put there since stays.
     """

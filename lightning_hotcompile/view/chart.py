@@ -80,7 +80,6 @@ class Chart:
     lines: tuple[Line, ...]
     steps: tuple[Tick, ...]
     times: tuple[Tick, ...]
-    unit: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +137,6 @@ def chart_of(timeline: Timeline) -> Chart:
             Tick(at=scale.x(n), label=f"{n:g}") for n in nice_ticks(scale.first, scale.last, whole=True)
         ),
         times=tuple(Tick(at=scale.y(n), label=f"{n:g}") for n in nice_ticks(0.0, scale.ceiling)),
-        unit="ms",
     )
 
 

@@ -101,7 +101,7 @@ class StepClock:
 
     Events are resolved when the accelerator has passed them, by asking and never by waiting, so that
     the clock adds no synchronization to the loop. At most ``MAX_PENDING`` steps wait for that; beyond it
-    the oldest is given up and counted in ``dropped``.
+    the oldest is given up.
 
     Args:
         device_type: ``"cpu"``, ``"cuda"`` or another type that torch knows.
@@ -130,9 +130,6 @@ class StepClock:
         self._stopped_at: float | None = None
         self._left_at: float | None = None
         self._ended: TimingEvent | None = None
-        self.dropped = 0
-        """Steps whose time was given up: nobody drained them, the accelerator lagged too far behind, or
-        could not tell it."""
 
     def start(self, tag: Hashable) -> None:
         """Begin a step. One that was begun and never stopped is forgotten."""
@@ -154,18 +151,13 @@ class StepClock:
             return
         if started.event is None or self._make_event is None:
             self._stopped_at = self._now()
-            self._keep(started.took(self._stopped_at - started.at, started.wait_seconds))
+            self._finished.append(started.took(self._stopped_at - started.at, started.wait_seconds))
             return
         self._ended = end = self._make_event()
         end.record()
         self._pending.append(_Pending(started=started, begin=started.event, end=end))
         if len(self._pending) > MAX_PENDING:
             self._pending.popleft()
-            self.dropped += 1
-
-    def _keep(self, step: StepTime) -> None:
-        self.dropped += len(self._finished) == MAX_PENDING
-        self._finished.append(step)
 
     def abandon(self) -> None:
         """Forget the step that was begun, after an exception in it. The next one has no waiting time."""
@@ -185,7 +177,6 @@ class StepClock:
         try:
             self._resolve()
         except Exception:
-            self.dropped += len(self._pending)
             self._pending.clear()
             raise
         steps = list(self._finished)
@@ -196,7 +187,5 @@ class StepClock:
         while self._pending and self._pending[0].is_done():
             step = self._pending[0].time()
             self._pending.popleft()
-            if step is None:
-                self.dropped += 1
-            else:
-                self._keep(step)
+            if step is not None:
+                self._finished.append(step)

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from lightning_hotcompile.config import whole_number
 from lightning_hotcompile.errors import ConfigError, HotCompileError
 from lightning_hotcompile.watch.unit import RecordedSignature, UnitSignature, describe, label
 
@@ -39,12 +40,6 @@ class _Track:
     last_unit: int = -1
     hot: bool = False
     raised: bool = False
-
-
-def _whole_number(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r} is not allowed: give a whole number of {least} or more.")
-    return value
 
 
 class StepDetector:
@@ -79,9 +74,9 @@ class StepDetector:
     """
 
     def __init__(self, threshold: int = 10, max_signatures: int = 64, max_gap: int = 1) -> None:
-        self.threshold = _whole_number("threshold", threshold, least=0)
-        self.max_signatures = _whole_number("max_signatures", max_signatures, least=1)
-        self.max_gap = _whole_number("max_gap", max_gap, least=0)
+        self.threshold = whole_number("threshold", threshold, least=0)
+        self.max_signatures = whole_number("max_signatures", max_signatures, least=1)
+        self.max_gap = whole_number("max_gap", max_gap, least=0)
         self.reset()
 
     def reset(self) -> None:

@@ -191,7 +191,7 @@ class TestCache:
 
     def test_a_system_that_does_not_say(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(gathering.os, "statvfs", raising=False)
-        assert gathering.runs_code(tmp_path) is None
+        assert gathering.runs_code(tmp_path) is True
 
     def test_it_is_where_the_user_wants_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOTCOMPILE_STORE", str(tmp_path / "s"))

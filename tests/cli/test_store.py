@@ -15,7 +15,7 @@ from lightning_hotcompile.cli import store as commands
 from lightning_hotcompile.cli.telling import CommandError, count_text, seconds_of, size_text, time_json
 from lightning_hotcompile.store.store import Store
 from tests.cli.command import as_json, hotcompile, in_a_process, refused
-from tests.store.examples import MACHINE, profile, sample
+from tests.store.examples import MACHINE, path_of, profile, sample
 
 DAY = 86_400
 CODE = 2_000_000
@@ -79,13 +79,13 @@ class TestList:
 
     def test_what_is_written_in_a_name_is_no_markup_and_no_escape(self, tmp_path: Path) -> None:
         store = made(tmp_path / "s", code=False)
-        path = store.path_of(profile("p1").key)
+        path = path_of(store, profile("p1").key)
         path.write_text(path.read_text(encoding="utf-8").replace('"step"', '"[red]"'), encoding="utf-8")
         assert "[red]" in hotcompile("store", "ls", "--folder", tmp_path / "s").stdout
 
     def test_a_file_that_cannot_be_read_has_a_line_too(self, tmp_path: Path) -> None:
         store = made(tmp_path / "s", code=False)
-        store.path_of(profile("p1").key).write_text("{", encoding="utf-8")
+        path_of(store, profile("p1").key).write_text("{", encoding="utf-8")
         assert "not readable" in hotcompile("store", "ls", "--folder", tmp_path / "s").stdout
 
 
@@ -118,7 +118,7 @@ class TestClear:
     def test_only_what_was_not_used_for_so_long(self, tmp_path: Path) -> None:
         store = made(tmp_path / "s")
         make_old(tmp_path / "s", days=31)
-        kept = store.path_of(profile("p2").key)
+        kept = path_of(store, profile("p2").key)
         os.utime(kept)
         arguments = ("store", "clear", "--folder", tmp_path / "s", "--older-than")
         assert "what was not used for 30d" in hotcompile(*arguments, "30d", answer="n\n").stdout
@@ -226,7 +226,7 @@ class TestCarry:
     def test_a_warning_of_the_store_is_one_line(self, tmp_path: Path) -> None:
         made(tmp_path / "s", code=False).export(tmp_path / "a.tar")
         there = made(tmp_path / "t", code=False)
-        there.path_of(profile("p1").key).write_text("{", encoding="utf-8")
+        path_of(there, profile("p1").key).write_text("{", encoding="utf-8")
         result = hotcompile("store", "import", tmp_path / "a.tar", "--folder", tmp_path / "t")
         assert result.exit_code == 0
         assert result.stderr.startswith("hotcompile: warning: ")

@@ -1,4 +1,4 @@
-"""Events: the records, the log in memory and on disk, and reading it back."""
+"""Events: the records, the log on disk, and reading it back."""
 
 from __future__ import annotations
 
@@ -151,18 +151,6 @@ class TestFile:
         assert len(problems) == 1
         assert problems[0].startswith(f"line {len(ONE_OF_EACH)}: is not JSON")
 
-    def test_without_a_path_events_are_kept_in_memory(self) -> None:
-        log = EventLog()
-        log.emit(ONE_OF_EACH[0])
-        assert log.events == (ONE_OF_EACH[0],)
-
-    def test_memory_is_bounded_and_the_file_gets_all(self, path: str) -> None:
-        log = EventLog(path, limit=3)
-        emit_all(log)
-        log.close()
-        assert log.events == tuple(ONE_OF_EACH[-3:])
-        assert len(read_events(path)[0]) == len(ONE_OF_EACH)
-
     def test_numbers_that_are_not_finite_are_null_in_the_file(self, path: str) -> None:
         log = EventLog(path)
         log.emit(SpeedUp(**AT, value=math.nan, low=0.9, high=math.inf, n=0, verdict="no difference"))
@@ -177,14 +165,13 @@ class TestFile:
 
 
 class TestUnwritable:
-    def test_one_warning_with_path_and_remedy_then_memory_only(self, tmp_path: Path) -> None:
+    def test_one_warning_with_path_and_remedy_for_all_events(self, tmp_path: Path) -> None:
         in_the_way = tmp_path / "file"
         in_the_way.write_text("")
         log = EventLog(str(in_the_way / "events.jsonl"))
         with pytest.warns(HotCompileWarning, match=r"events\.jsonl.*may write") as caught:
             emit_all(log)
         assert len(caught) == 1
-        assert log.events == tuple(ONE_OF_EACH)
         log.close()
 
     def test_a_folder_as_path(self, tmp_path: Path) -> None:
@@ -214,7 +201,6 @@ def test_copies_leave_the_open_file_behind(copied, path: str) -> None:
     log.emit(ONE_OF_EACH[0])
     other = copied(log)
     log.close()
-    assert other.events == log.events
     assert other._file is None
     other.emit(ONE_OF_EACH[1])
     other.close()

@@ -8,8 +8,8 @@ from collections import Counter
 
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.samples import MOST_SAMPLES, StepSample, StepSamples, json_with_rows
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.watch.clock import StepTime
+from lightning_hotcompile.watch.step_record import StepRecord
 
 STEADY = ("steady", True, True, "")
 STALLED = ("flipping", True, True, "stalled")

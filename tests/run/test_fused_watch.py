@@ -19,7 +19,6 @@ from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.optimizers import has_kernel, why_not_fused
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.report import FusedOptimizer, Report
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.run.fused_memory import LASTS, FusedMemory, digest_of
 from lightning_hotcompile.run.fused_trials import MOST_IDLE
 from lightning_hotcompile.run.fused_watch import LOOKS, STEPS_AFTER, FusedWatch
@@ -27,6 +26,7 @@ from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.optimizers.fused_step import FusedStep, Stage
 from lightning_hotcompile.watch.clock import StepTime
 from lightning_hotcompile.watch.stats import Ratio
+from lightning_hotcompile.watch.step_record import StepRecord
 from tests.hot import assert_same
 from tests.models import Net, fit, loader, make_trainer, seeded
 

@@ -12,7 +12,6 @@ import pytest
 from lightning_hotcompile import HotCompile, HotCompileConfig, plan_compile
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.step_record import PairedUnits, StepRecord
 from lightning_hotcompile.run import memory, preflight
 from lightning_hotcompile.run.moves import Moves
 from lightning_hotcompile.run.rounds import Rounds
@@ -23,6 +22,7 @@ from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.clock import StepTime
+from lightning_hotcompile.watch.step_record import PairedUnits, StepRecord
 from tests.hot import assert_same
 from tests.made_up_machine import STEP_S, Machine
 from tests.models import Net, fit, seeded

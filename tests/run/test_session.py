@@ -11,9 +11,9 @@ from lightning.pytorch.loggers.logger import Logger
 
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.watch import clock
 from lightning_hotcompile.watch.clock import StepTime
+from lightning_hotcompile.watch.step_record import StepRecord
 from tests.hot import hot
 from tests.made_up_machine import Ticks
 from tests.models import Net, fit, loader, seeded

@@ -11,12 +11,12 @@ import torch
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase, State
 from lightning_hotcompile.plan.prior import OpStatistics
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.run.step_watch import StepWatch, recorded_step
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import cpp_wrapper, dropout_masks
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
+from lightning_hotcompile.watch.step_record import StepRecord
 from tests.hot import hot
 from tests.models import Net, fit
 

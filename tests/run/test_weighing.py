@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 
 from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
 from lightning_hotcompile.plan.forecast import Decision, Expectation
-from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.run import weighing
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
+from lightning_hotcompile.watch.step_record import PairedUnits
 from tests.hot import hot
 from tests.models import Batches, Net, fit, seeded
 

@@ -33,6 +33,11 @@ def key(plan: str = "p1", **fields: Any) -> ProfileKey:
     )
 
 
+def path_of(store: Store, key: ProfileKey) -> Path:
+    """The file of the profile with this key, whether it is there or not."""
+    return store._records.path_of(key)
+
+
 def profile(plan: str = "p1", **fields: Any) -> Profile:
     known = {
         "key": key(plan),

@@ -20,7 +20,7 @@ from lightning_hotcompile.store import archive, importing
 from lightning_hotcompile.store.archive import Content, Manifest, is_known_name
 from lightning_hotcompile.store.folder import StoreError
 from lightning_hotcompile.store.store import Store
-from tests.store.examples import LATER, MACHINE, key, profile, sample, store_in
+from tests.store.examples import LATER, MACHINE, key, path_of, profile, sample, store_in
 
 PROFILE = f"profiles/{key().digest}.json"
 
@@ -92,7 +92,7 @@ class TestRoundTrip:
 
     def test_damaged_profiles_stop_an_import_before_it_places_anything(self, tmp_path: Path) -> None:
         one, other = filled(tmp_path), store_in(tmp_path / "to")
-        one.path_of(key("p2")).write_text("{}")
+        path_of(one, key("p2")).write_text("{}")
         one.export(tmp_path / "store.tar")
         with pytest.raises(StoreError, match="not taken in"):
             other.import_(tmp_path / "store.tar")

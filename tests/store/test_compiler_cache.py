@@ -152,7 +152,7 @@ class TestOff:
             assert "outer" in os.environ[FOLDER]
 
     def test_where_no_code_can_be_loaded_from(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compiler_cache, "_mounted", lambda folder, flag: flag == "ST_NOEXEC")
+        monkeypatch.setattr(compiler_cache, "is_mounted", lambda folder, flag: flag == "ST_NOEXEC")
         assert "noexec" in self.reason(tmp_path)
 
     def test_where_the_disk_is_nearly_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

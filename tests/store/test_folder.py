@@ -24,7 +24,7 @@ from lightning_hotcompile.store.folder import (
     read_file,
 )
 from lightning_hotcompile.store.store import Store, open_store
-from tests.store.examples import key, profile, store_in
+from tests.store.examples import key, path_of, profile, store_in
 
 
 def mode_of(path: Path) -> int:
@@ -68,7 +68,7 @@ class TestCreated:
             os.umask(old)
         for path in (store.folder, store.folder / "profiles", store.folder / "tmp", cache, cache.parent):
             assert mode_of(path) == 0o700, path
-        assert mode_of(store.path_of(key())) & 0o077 == 0
+        assert mode_of(path_of(store, key())) & 0o077 == 0
 
     def test_an_existing_one_is_taken_as_it_is(self, tmp_path: Path) -> None:
         (tmp_path / "store").mkdir(mode=0o755)

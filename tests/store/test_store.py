@@ -20,7 +20,7 @@ from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.store import records, samples
 from lightning_hotcompile.store import store as store_module
 from lightning_hotcompile.store.folder import StoreBusy, StoreError
-from tests.store.examples import LATER, MACHINE, NOW, key, profile, sample, store_in, unmeasured
+from tests.store.examples import LATER, MACHINE, NOW, key, path_of, profile, sample, store_in, unmeasured
 from tests.store.test_profiles import BROKEN
 
 HOLD_THE_LOCK = """
@@ -82,7 +82,7 @@ class TestProfiles:
         store = store_in(tmp_path)
         for number in range(5):
             store.remember(profile(f"p{number}"))
-            os.utime(store.path_of(key(f"p{number}")), (number, number))
+            os.utime(path_of(store, key(f"p{number}")), (number, number))
         kept = [n for n in range(5) if store.find(key(f"p{n}"))]
         assert kept == [2, 3, 4]
 
@@ -91,7 +91,7 @@ class TestDamage:
     @pytest.mark.parametrize("name", BROKEN)
     def test_is_told_once_ignored_and_written_anew(self, tmp_path: Path, name: str) -> None:
         store = store_in(tmp_path)
-        path = store.path_of(key())
+        path = path_of(store, key())
         path.write_bytes(BROKEN[name])
         with pytest.warns(HotCompileWarning, match=f"{path.name} is not used and will be written anew"):
             assert store.find(key()) is None
@@ -104,7 +104,7 @@ class TestDamage:
     @pytest.mark.parametrize("kind", ["huge", "pipe", "link", "the profile of another key"])
     def test_of_other_kinds(self, tmp_path: Path, kind: str) -> None:
         store = store_in(tmp_path)
-        path = store.path_of(key())
+        path = path_of(store, key())
         if kind == "huge":
             path.write_bytes(profile().to_bytes() + b" " * 70_000)
         elif kind == "pipe":
@@ -121,7 +121,7 @@ class TestDamage:
 
     def test_a_folder_in_its_place_is_no_crash(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)
-        store.path_of(key()).mkdir()
+        path_of(store, key()).mkdir()
         with pytest.warns(HotCompileWarning) as told:
             assert store.remember(profile()) is False
         assert "no regular file" in str(told[0].message)
@@ -129,7 +129,7 @@ class TestDamage:
 
     def test_what_a_newer_version_wrote_is_told_and_left_alone(self, tmp_path: Path) -> None:
         store = store_in(tmp_path)
-        path = store.path_of(key())
+        path = path_of(store, key())
         newer = profile().to_bytes().replace(b'"format": 2', b'"format": 3')
         path.write_bytes(newer)
         with pytest.warns(HotCompileWarning, match=r"is not used: it has format 3"):
@@ -251,7 +251,7 @@ class TestListAndClear:
 
     def test_rows(self, tmp_path: Path) -> None:
         store = self.fill(tmp_path)
-        store.path_of(key("p2")).write_text("{")
+        path_of(store, key("p2")).write_text("{")
         rows = {row.name: row for row in store.ls()}
         one = rows[key().digest]
         when = datetime.fromtimestamp(NOW - 100, timezone.utc)
@@ -275,7 +275,7 @@ class TestListAndClear:
         store = store_in(tmp_path)
         store.remember(profile())
         store.add_compile_sample(sample())
-        for path in (store.path_of(key()), *(tmp_path / "samples").glob("*.json")):
+        for path in (path_of(store, key()), *(tmp_path / "samples").glob("*.json")):
             os.utime(path, (NOW - 100, NOW - 100))
         assert store.find(key()) is not None
         assert len(store.compile_samples()) == 1
@@ -284,7 +284,7 @@ class TestListAndClear:
 
     def test_clear_of_what_is_old(self, tmp_path: Path) -> None:
         store = self.fill(tmp_path)
-        os.utime(store.path_of(key()), (NOW, NOW))
+        os.utime(path_of(store, key()), (NOW, NOW))
         assert store.clear(older_than=101) == 0
         assert store.clear(older_than=50) > 5
         assert [row.kind for row in store.ls()] == ["profile", "compiler"]

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from lightning_hotcompile.plan.optimizers import why_not_fused
-from lightning_hotcompile.receipt.step_record import PairedUnits
 from lightning_hotcompile.swap.optimizers.fused_check import FusedCheck
 from lightning_hotcompile.swap.optimizers.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.optimizers.fused_layout import FusedLayout
 from lightning_hotcompile.swap.optimizers.fused_step import FusedStep, Stage
+from lightning_hotcompile.watch.step_record import PairedUnits
 from tests.elsewhere import compiling_elsewhere
 
 Make = Callable[[Any], Optimizer]

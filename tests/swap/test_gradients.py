@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.graphs.gradients import usual_strides, with_usual_strides
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.optimizers.gradients import usual_strides, with_usual_strides
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm.described import describe
 

@@ -12,7 +12,7 @@ import torch
 
 from lightning_hotcompile.errors import ConfigError
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.graphs.witness import Witness, check_backend, first_line
+from lightning_hotcompile.swap.graphs.witness import Witness, check_backend
 
 
 class Counting:
@@ -175,20 +175,6 @@ class TestParity:
         compiled(torch.ones(2))
         assert len(calls) == first + 1
         assert witness.runs_of("one") == 2
-
-
-class TestFirstLine:
-    @pytest.mark.parametrize(
-        ("error", "expected"),
-        [
-            (ValueError("one\ntwo"), "ValueError: one"),
-            (ValueError("\n  one\n"), "ValueError: one"),
-            (ValueError(), "ValueError"),
-            (KeyError("k"), "KeyError: 'k'"),
-        ],
-    )
-    def test_kind_and_first_line(self, error: BaseException, expected: str) -> None:
-        assert first_line(error) == expected
 
 
 class TestCheckBackend:

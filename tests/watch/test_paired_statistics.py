@@ -17,12 +17,12 @@ import pytest
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase, State, advance
-from lightning_hotcompile.receipt.step_record import StepRecord
 from lightning_hotcompile.run.judge import SETTLING_CONFIDENCE, SETTLING_LOOKS, Judge
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.stats import Ratio, paired_ratio
+from lightning_hotcompile.watch.step_record import StepRecord
 
 RUNS, FEWER = 2000, 1000
 """With the first number a true 4% is told from 5% with some room; less is needed for a real difference."""

@@ -1,4 +1,4 @@
-"""What is known about one captured graph."""
+"""What is known about one captured graph, and what the runs of all graphs share."""
 
 from __future__ import annotations
 
@@ -45,9 +45,3 @@ class Watch:
     armed: bool = True
     hidden: HiddenWrites = field(default_factory=HiddenWrites)
     total_runs: int = 0
-
-
-def first_line(error: BaseException) -> str:
-    """An error as one line: its kind and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

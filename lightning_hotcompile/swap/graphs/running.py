@@ -11,11 +11,11 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.nn import Parameter
 
-from lightning_hotcompile.errors import HotCompileError, ParityError, warn
+from lightning_hotcompile.errors import HotCompileError, ParityError, first_line, warn
 from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graphs.backward import BackwardAsEager, SeparateBackwards
-from lightning_hotcompile.swap.graphs.graph import Graph, Watch, first_line
+from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.saved_inputs import (
     at_positions,
     can_be_copied,

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.errors import ConfigError, first_line, near_names
 from lightning_hotcompile.swap.compiled_function import CodeNames
 from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
 from lightning_hotcompile.swap.graphs.defined_memory import define_memory
-from lightning_hotcompile.swap.graphs.graph import Graph, Watch, first_line
+from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.running import GraphAtWork
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.inductor.compilers import (

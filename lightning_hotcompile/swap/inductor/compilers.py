@@ -172,10 +172,11 @@ def _compiler(
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         one_by_one = not checks_at_once or layout_checks.why_needed(graph_module, example_inputs) is not None
         held = layout_checks.held_by(graph_module)  # asked before: the compiler changes the graph
-        more = {} if checks_at_once else loops.options(graph_module, example_inputs, options)
-        more |= {} if checks_at_once else conv_layout.options(graph_module, example_inputs, options)
-        more |= {} if checks_at_once else rounding.options(graph_module, example_inputs, options)
-        more |= {} if one_by_one else layout_checks.WITHOUT
+        more: dict[str, Any] = {} if one_by_one else {**layout_checks.WITHOUT}
+        if not checks_at_once:
+            more |= loops.options(graph_module, example_inputs, options)
+            more |= conv_layout.options(graph_module, example_inputs, options)
+            more |= rounding.options(graph_module, example_inputs, options)
         plain_permutations(graph_module)
         with _right_caches(graph_module), _own_keys():
             compiled: CompiledFn = wrapper(more)(graph_module, list(example_inputs))

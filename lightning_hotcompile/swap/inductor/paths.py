@@ -91,11 +91,6 @@ def default_headers() -> str:
     return os.path.join(default_folder(), HEADERS)
 
 
-def use_headers(folder: Path) -> Callable[[], None]:
-    """Let Inductor keep its precompiled C++ headers here; call the result to undo it."""
-    return _set_headers(folder)
-
-
 _pointed: dict[Path, Replacement] = {}
 """By folder: trainings in several threads of a process may use one at the same time."""
 
@@ -123,7 +118,7 @@ def point_at(folder: Path) -> Callable[[], None]:
 
 
 def _point_at(folder: Path) -> Callable[[], None]:
-    undo = [_set_folder(folder), _set_triton_folder(), _set_headers(folder / HEADERS)]
+    undo = [_set_folder(folder), _set_triton_folder(), use_headers(folder / HEADERS)]
 
     def undo_all() -> None:
         for one in reversed(undo):
@@ -159,7 +154,8 @@ def _restore(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def _set_headers(folder: Path) -> Callable[[], None]:
+def use_headers(folder: Path) -> Callable[[], None]:
+    """Let Inductor keep its precompiled C++ headers here; call the result to undo it."""
     codecache = _codecache()
     if not hasattr(codecache, "_HEADER_DIR") or not hasattr(codecache, "_HEADER_LOCK_DIR"):
         return lambda: None  # another torch: headers stay in the temporary folder

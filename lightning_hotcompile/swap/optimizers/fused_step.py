@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.swap.optimizers.fused_check import FusedCheck
 from lightning_hotcompile.swap.optimizers.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.optimizers.fused_layout import FusedLayout

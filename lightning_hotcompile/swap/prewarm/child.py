@@ -1,6 +1,6 @@
 """The child process that compiles ahead, on a leash: it ends with its parent, however that one ends.
 
-``prewarm.py`` runs this file. It imports nothing but the standard library: the leash is on before anything
+``process.py`` runs this file. It imports nothing but the standard library: the leash is on before anything
 slow begins. This process only watches; what compiles is a process below it. A compiler can hold the
 interpreter's lock for long, and starts processes of its own: a watcher beside it is always awake, and
 ends them all, since they share its process group.

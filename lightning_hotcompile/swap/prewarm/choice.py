@@ -82,16 +82,13 @@ class Surroundings:
         )
 
 
-def why_not(
-    prewarm: bool | str, backend: str | Callable[..., Any], around: Surroundings, need: int = ENOUGH_MEMORY
-) -> str | None:
+def why_not(prewarm: bool | str, backend: str | Callable[..., Any], around: Surroundings) -> str | None:
     """Why no child process should be started; ``None`` if it should.
 
     Args:
         prewarm: ``True``, ``False`` or ``"auto"``; ``True`` asks neither for a second core nor for memory.
         backend: the compiler's backend.
         around: the machine.
-        need: bytes of free memory that ``auto`` asks for.
     """
     if prewarm is False:
         return "prewarm=False"
@@ -108,8 +105,9 @@ def why_not(
     if _is_crowded(around) and (around.cores < 2 or threads_meanwhile(around) is None):
         why = ", and compiled code is in use that was made for them" if around.compiled else ""
         return f"no spare core: training uses {_all_threads(around)} threads on {around.cores} cores{why}"
-    if around.free_memory is not None and around.free_memory < need:
-        return f"{around.free_memory / 2**30:.1f} GiB of memory are free, {need / 2**30:.1f} GiB are needed"
+    if around.free_memory is not None and around.free_memory < ENOUGH_MEMORY:
+        free, needed = (n / 2**30 for n in (around.free_memory, ENOUGH_MEMORY))
+        return f"{free:.1f} GiB of memory are free, {needed:.1f} GiB are needed"
     if around.device_memory is not None and around.device_memory < ENOUGH_ON_DEVICE:
         free, needed = (n / 2**30 for n in (around.device_memory, ENOUGH_ON_DEVICE))
         return f"{free:.1f} GiB of the accelerator's memory are free, {needed:.1f} GiB are needed"

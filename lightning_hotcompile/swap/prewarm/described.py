@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import COMPILABLE
-from lightning_hotcompile.swap.graphs.gradients import usual_strides
+from lightning_hotcompile.swap.optimizers.gradients import usual_strides
 from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, refuse_shared_memory
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
+from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.swap.gate import Lane
-from lightning_hotcompile.swap.graphs.graph import first_line
 from lightning_hotcompile.swap.inductor.paths import folder_in_use
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer

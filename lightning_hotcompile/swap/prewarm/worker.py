@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_hotcompile.swap.graphs.graph import first_line
+from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.swap.inductor.compiler_ways import compiler_ways
 from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.inductor.cpp_beside import start_toolchain
