@@ -37,7 +37,7 @@ from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_to
 from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
 from lightning_hotcompile.swap.tracing.otherwise import all_overrides
-from lightning_hotcompile.swap.tracing.overrides import is_traced_for_others
+from lightning_hotcompile.swap.tracing.overrides import end_graph, is_traced_for_others
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +50,6 @@ _GUARDS: dict[str, Any] = {
     **({"skip_tensor_guards_with_matching_dict_tags": False} if TORCH < (2, 13) else {}),
 }
 """What guards look at, too: hooks, and whether a parameter requires gradients, which 2.11 overlooks."""
-
-# Before it was renamed, the function of this name took a message only.
-_break_the_graph: Callable[..., Any] = getattr(
-    torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
-)
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,
@@ -149,7 +144,7 @@ def _trace_otherwise() -> Callable[[], None]:
         undo.enter_context(_KeepsCaches())
         undo.enter_context(_LooksAtHooksOnce())
         undo.enter_context(comparisons_are_calls())
-        undo.enter_context(all_overrides(_break_the_graph))
+        undo.enter_context(all_overrides())
         return undo.pop_all().close
 
 
@@ -214,11 +209,10 @@ def _instead_of_a_warning(prior: Callable[..., None], msg: str, stacklevel: int 
         prior(msg, stacklevel)
         return
     if "functools.lru_cache" in msg:
-        _break_the_graph(
-            gb_type="call of a function with a cache",
-            context="functools.lru_cache",
-            explanation="Its body would run at each call, cached or not.",
-            hints=[],
+        end_graph(
+            "call of a function with a cache",
+            "functools.lru_cache",
+            "Its body would run at each call, cached or not.",
         )
     _log.debug("Dynamo warns: %s", msg)
 

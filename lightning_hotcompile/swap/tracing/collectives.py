@@ -7,30 +7,24 @@ runs it several times. The other ranks, which may run this step eagerly, meet th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch.fx import GraphModule, Node
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
 
 
-def called_by_python(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """A collective ends the graph.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
+def called_by_python() -> list[Override]:
+    """A collective ends the graph."""
 
     def call(prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        return break_the_graph(
-            gb_type="collective of torch.distributed",
-            context=f"{variable}",
-            explanation="All ranks come to it in the same order, compiled or not.",
-            hints=[],
+        end_graph(
+            "collective of torch.distributed",
+            f"{variable}",
+            "All ranks come to it in the same order, compiled or not.",
         )
 
     return [Override(CollectiveFunctionRewriteVariable, "call_function", call)]

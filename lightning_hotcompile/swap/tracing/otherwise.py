@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from lightning_hotcompile.swap.tracing.added_guards import guarded_too
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
@@ -29,10 +26,6 @@ _LEFT = (
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
 
-def all_overrides(break_the_graph: Callable[..., Any]) -> Overrides:
-    """A context in which Dynamo does so.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
-    return Overrides([each for part in (*_LEFT, guarded_too) for each in part(break_the_graph)])
+def all_overrides() -> Overrides:
+    """A context in which Dynamo does so."""
+    return Overrides([each for part in (*_LEFT, guarded_too) for each in part()])

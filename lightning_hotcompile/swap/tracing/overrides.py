@@ -6,9 +6,10 @@ import types
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
 Method = Callable[..., Any]
@@ -72,6 +73,18 @@ def _instead_of(prior: Method, override: Override) -> Method:
         return override.instead(prior, *args, **kwargs)
 
     return method
+
+
+def end_graph(what: str, context: str, why: str, *hints: str) -> NoReturn:
+    """Break the graph here: what follows is left to Python.
+
+    Args:
+        what: ends it; the same text each time.
+        context: the variable or the place, for who reads the log.
+        why: it ends, for the user.
+        hints: what the user may do about it.
+    """
+    unimplemented(gb_type=what, context=context, explanation=why, hints=list(hints))
 
 
 def is_traced_for_others() -> bool:
