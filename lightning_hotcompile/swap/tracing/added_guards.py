@@ -145,16 +145,13 @@ def guarded_too() -> list[Override]:
             vars(_tracing().output).setdefault(_ALIASES, {})[known_by] = source
         return guard
 
-    def of_tracing(*_: Any, **__: Any) -> Any:
-        return _tracing()
-
     found = [
-        Override(builtin, _IDENTITY, is_the_same, translator=of_tracing),
-        Override(sys.modules.get(_PROTOCOL, builtin), _IDENTITY, identity, translator=of_tracing),
-        Override(builtin, "extract_fake_example_value", example_value, translator=of_tracing),
-        *([Override(builder, _SAME, same_object, translator=of_tracing)] if _COMPARED else []),
+        Override(builtin, _IDENTITY, is_the_same),
+        Override(sys.modules.get(_PROTOCOL, builtin), _IDENTITY, identity),
+        Override(builtin, "extract_fake_example_value", example_value),
+        *([Override(builder, _SAME, same_object)] if _COMPARED else []),
         Override(ConstDictVariable, "call_method", dict_method),
-        Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
+        Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
         Override(ConstDictVariable, "install_dict_contains_guard", looked_up),
         Override(SetVariable, "install_set_contains_guard", looked_up),

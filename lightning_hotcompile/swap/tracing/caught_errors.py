@@ -50,11 +50,7 @@ def errors_stay_caught() -> list[Override]:
             )
         return prior(output, kind, *args, **kwargs)
 
-    return [
-        Override(
-            OutputGraph, "create_proxy", create_proxy, translator=lambda output, *_, **__: output.root_tx
-        )
-    ]
+    return [Override(OutputGraph, "create_proxy", create_proxy)]
 
 
 def _catching(translator: Any) -> Any | None:

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch._dynamo.bytecode_transformation import create_instruction
-from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
+from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.variables import (
     BaseListVariable,
     BuiltinVariable,
@@ -80,9 +80,6 @@ class NumpyNumber(ConstantVariable):
 def computed_as_numpy_does() -> list[Override]:
     """What Python computes of such numbers; their attributes and methods are left to Python."""
 
-    def of_tracing(*_: Any, **__: Any) -> Any:
-        return InstructionTranslator.current_tx()
-
     def left(what: str, variable: Any, args: Sequence[Any]) -> NoReturn:
         end_graph(
             what,
@@ -117,7 +114,7 @@ def computed_as_numpy_does() -> list[Override]:
 
     return [
         Override(BuiltinVariable, "call_function", call),
-        Override(NumpyNdarrayVariable, "__init__", array, translator=of_tracing),
+        Override(NumpyNdarrayVariable, "__init__", array),
         Override(TorchInGraphFunctionVariable, "call_function", make),
     ]
 

@@ -34,13 +34,11 @@ class Override:
         owner: the class, or the module in which the function has its name.
         name: of it.
         instead: called with Dynamo's own method first, then with what that would have been called with.
-        translator: of the arguments from the second one on, which one says for which backend this is.
     """
 
     owner: type | types.ModuleType
     name: str
     instead: Method
-    translator: Callable[..., Any] = lambda self, tx, *args, **kwargs: tx
 
 
 class Overrides:
@@ -67,8 +65,7 @@ class Overrides:
 
 def _instead_of(prior: Method, override: Override) -> Method:
     def method(*args: Any, **kwargs: Any) -> Any:
-        translator = override.translator(*args, **kwargs)
-        if not _is_marked(getattr(translator.output, "compiler_fn", None)):
+        if is_traced_for_others():
             return prior(*args, **kwargs)
         return override.instead(prior, *args, **kwargs)
 
@@ -93,7 +90,7 @@ def is_traced_for_others() -> bool:
         translator = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced
         return False
-    return not _is_marked(translator.output.compiler_fn)
+    return not _is_marked(getattr(translator.output, "compiler_fn", None))
 
 
 def _is_marked(backend: Any) -> bool:

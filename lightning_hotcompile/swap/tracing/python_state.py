@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch._dynamo.variables as variables
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
@@ -81,9 +81,9 @@ def left_to_python() -> list[Override]:
     found = [
         Override(RandomVariable, "call_method", random_method),
         *(Override(kind, "call_method", dict_method) for kind in _dicts()),
-        Override(VariableBuilder, "_wrap", wrapped, translator=lambda builder, value: builder.tx),
-        Override(SideEffects, "store_attr", stored, translator=lambda *_, **__: _tracing()),
-        Override(InstructionTranslatorBase, "_format_value", formatted, translator=lambda tx, *_: tx),
+        Override(VariableBuilder, "_wrap", wrapped),
+        Override(SideEffects, "store_attr", stored),
+        Override(InstructionTranslatorBase, "_format_value", formatted),
         *(Override(kind, "call_method", set_method) for kind in _sets()),
         *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),
     ]
@@ -126,10 +126,6 @@ def _has_own_order(variable: Any, tx: Any) -> bool:
         return True  # it goes by their addresses
     values = [item.as_python_constant() for item in items]
     return list(dict.fromkeys(values)) != list(set(values))
-
-
-def _tracing() -> Any:
-    return InstructionTranslator.current_tx()
 
 
 def _dicts() -> list[type]:
