@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_told
 from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
@@ -140,11 +140,15 @@ def compiling_allowed(
 
 
 def _trace_otherwise() -> Callable[[], None]:
+    ours = {
+        (dynamo_utils, "warn_once"): functools.partial(_instead_of_a_warning, dynamo_utils.warn_once),
+        (GuardBuilder, _NO_HOOKS): _unless_needless(getattr(GuardBuilder, _NO_HOOKS)),
+    }
     with contextlib.ExitStack() as undo:
-        undo.enter_context(_KeepsCaches())
-        undo.enter_context(_LooksAtHooksOnce())
+        undo.callback(put_in_place(ours))
         undo.enter_context(comparisons_are_calls())
-        undo.enter_context(all_overrides())
+        for each in all_overrides():
+            undo.callback(each.put())
         return undo.pop_all().close
 
 
@@ -152,44 +156,22 @@ class _TracesOtherwise(Replaces):
     replacement = Replacement(_trace_otherwise)
 
 
-class _KeepsCaches:
-    """A function behind ``functools.cache`` is called and not traced, at the price of a graph break.
-
-    Dynamo looks past the cache, with a warning and no more: the body would run in each step, and what is
-    to be made once (random features, a list of calls) be made anew. Its other warnings go to the debug log:
-    the user asked for no compile, and graph breaks are in the receipt.
-    """
-
-    def __enter__(self) -> None:
-        self._prior = dynamo_utils.warn_once
-        dynamo_utils.warn_once = functools.partial(_instead_of_a_warning, self._prior)
-
-    def __exit__(self, *_: object) -> None:
-        dynamo_utils.warn_once = self._prior
+_NO_HOOKS, _WITH_KWARGS = "EMPTY_NN_MODULE_HOOKS_DICT", "_with_kwargs"
 
 
-class _LooksAtHooksOnce:
+def _unless_needless(guard_no_hooks: Callable[[GuardBuilder, Any], None]) -> Callable[..., None]:
     """Of a module that has no hooks it is guarded that it has none, and not also that none takes keywords.
 
     Guards are a part of each step; in a model of many modules these are a third of those about hooks. Where
     there is a hook it does matter: Dynamo looks at its function, and not at how it was registered.
     """
 
-    def __enter__(self) -> None:
-        self._prior = guard_no_hooks = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+    @functools.wraps(guard_no_hooks)
+    def guard_unless_needless(builder: GuardBuilder, guard: Any) -> None:
+        if not _has_no_hooks_at_all(builder, guard):
+            guard_no_hooks(builder, guard)
 
-        @functools.wraps(guard_no_hooks)
-        def guard_unless_needless(builder: GuardBuilder, guard: Any) -> None:
-            if not _has_no_hooks_at_all(builder, guard):
-                guard_no_hooks(builder, guard)
-
-        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_unless_needless  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = self._prior  # type: ignore[method-assign]
-
-
-_WITH_KWARGS = "_with_kwargs"
+    return guard_unless_needless
 
 
 def _has_no_hooks_at_all(builder: GuardBuilder, guard: Any) -> bool:
@@ -205,6 +187,12 @@ def _has_no_hooks_at_all(builder: GuardBuilder, guard: Any) -> bool:
 
 
 def _instead_of_a_warning(prior: Callable[..., None], msg: str, stacklevel: int = 1) -> None:
+    """A function behind ``functools.cache`` is called and not traced, at the price of a graph break.
+
+    Dynamo looks past the cache, with a warning and no more: the body would run in each step, and what is
+    to be made once (random features, a list of calls) be made anew. Its other warnings go to the debug log:
+    the user asked for no compile, and graph breaks are in the receipt.
+    """
     if is_traced_for_others():
         prior(msg, stacklevel)
         return

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from lightning_hotcompile.swap.replaced import put_in_place
 
 Method = Callable[..., Any]
 
@@ -19,7 +19,7 @@ _WRAPPED = ("backend_compile_fn", "compiler_fn", "__wrapped__", "_torchdynamo_or
 
 
 def mark(backend: Method) -> None:
-    """Mark a backend: what is traced for it while :class:`Overrides` are on is traced by them.
+    """Mark a backend: what is traced for it while an :class:`Override` is put is traced by that.
 
     What the user compiles is not marked. It is as without the callback, also where it may not break.
     """
@@ -40,27 +40,10 @@ class Override:
     name: str
     instead: Method
 
-
-class Overrides:
-    """A context in which methods of Dynamo's are overridden; it is not entered twice at a time.
-
-    Args:
-        overrides: which ones.
-    """
-
-    def __init__(self, overrides: Iterable[Override]) -> None:
-        self._overrides = tuple(overrides)
-        self._undo = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as undo:
-            for each in self._overrides:
-                method = _instead_of(getattr(each.owner, each.name), each)
-                undo.enter_context(patch.object(each.owner, each.name, method))
-            self._undo = undo.pop_all()
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
+    def put(self) -> Callable[[], None]:
+        """Have it called; returns what undoes that, the last one first where several are of one name."""
+        method = _instead_of(getattr(self.owner, self.name), self)
+        return put_in_place({(self.owner, self.name): method})
 
 
 def _instead_of(prior: Method, override: Override) -> Method:
