@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -144,9 +144,9 @@ def store_of_processes() -> Store | None:
     find = getattr(dist.group.WORLD, "get_group_store", None)
     if find is None or dist.get_backend() == dist.Backend.MPI:
         return None
-    store: Store = find()
-    # The first connection is shared with threads that watch the communicators; older torch has no other.
-    own: Store = store.clone() if hasattr(store, "clone") else store
+    store: Any = find()
+    # The first connection is shared with threads that watch the communicators.
+    own: Store = store.clone()
     return own
 
 

@@ -90,8 +90,7 @@ def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     if _CONTEXT_FN in body.meta:
         settings["context_fn"] = body.meta[_CONTEXT_FN]
     settings["use_reentrant"] = False  # it was traced as one that is not
-    if "early_stop" in names:
-        settings["early_stop"] = False  # to enter and to leave autocast are two operations of the body
+    settings["early_stop"] = False  # to enter and to leave autocast are two operations of the body
     others = {name: value for name, value in kwargs.items() if name not in names}
 
     def run(*differentiable: Tensor) -> Any:
