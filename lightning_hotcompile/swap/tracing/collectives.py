@@ -12,6 +12,7 @@ from typing import Any
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch.fx import GraphModule, Node
 
+from lightning_hotcompile.swap.parity.captured import nodes_in
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
@@ -36,8 +37,7 @@ def why_not_captured(graph_module: GraphModule) -> str | None:
     Functional collectives of torch's that the user calls become a part of it. Bodies of checkpoints and
     other subgraphs count too.
     """
-    graphs = (module for module in graph_module.modules() if isinstance(module, GraphModule))
-    nodes = (node for graph in graphs for node in graph.graph.nodes if _is_collective(node))
+    nodes = filter(_is_collective, nodes_in(graph_module))
     found = ", ".join(dict.fromkeys(str(node.target) for node in nodes))
     return f"it holds collectives of torch.distributed ({found}), which are left to eager" if found else None
 
