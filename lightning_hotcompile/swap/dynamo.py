@@ -1,7 +1,8 @@
-"""The place that touches torch's compiler internals.
+"""Dynamo as the package meets it: its errors and counts, and a step in which it may compile.
 
-Everything here has a contract test in ``tests/test_torch_contract.py``, so that an upgrade of
-torch that changes one of them fails with its name.
+Other modules use private API of torch's, too: ``PRIVATE_TORCH`` in ``tests/test_rooms.py`` lists them all.
+What is relied on without a promise of torch's has a contract test in ``tests/test_torch_contract.py``, so
+that an upgrade of torch that changes it fails with its name.
 """
 
 from __future__ import annotations

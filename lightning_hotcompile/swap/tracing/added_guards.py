@@ -157,7 +157,7 @@ def guarded_too() -> list[Override]:
         Override(SetVariable, "install_set_contains_guard", looked_up),
         Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
     ]
-    return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+    return [each for each in found if hasattr(each.owner, each.name)]  # torch 2.11 has none for identity
 
 
 def _names_of_compared(left: Any, right: Any) -> list[Any]:

@@ -87,7 +87,7 @@ def left_to_python() -> list[Override]:
         *(Override(kind, "call_method", set_method) for kind in _sets()),
         *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),
     ]
-    return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+    return [each for each in found if hasattr(each.owner, each.name)]  # torch 2.11 has no tp_iter_impl
 
 
 _CHANGE_SETS = frozenset({"add", "clear", "discard", "pop", "remove", "update"}) | frozenset(
