@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_hotcompile.callback import HotCompile
 from lightning_hotcompile.capture.callback import Capture
 from lightning_hotcompile.capture.explaining import Explain
-from lightning_hotcompile.capture.order import explain_order_from, order_from, worth_order_from
+from lightning_hotcompile.capture.order import ExplainOrder, Order, WorthOrder
 from lightning_hotcompile.capture.verdict import AwaitVerdict
 from lightning_hotcompile.config import SCOPES, HotCompileConfig
 from lightning_hotcompile.errors import ConfigError, near_names
@@ -36,11 +36,12 @@ def callbacks_asked_for() -> list[Callback]:
     Raises:
         ConfigError: a variable has a value that is not allowed.
     """
-    explain = explain_order_from(os.environ)
+    explain = ExplainOrder.from_environment(os.environ)
     if explain is not None:
         config = HotCompileConfig(scope=_scope(), keep_eager=_keep_eager())
         return [Explain(explain, HotCompile, config, _plan, _steps_left)]
-    value, order, worth = switch(), order_from(os.environ), worth_order_from(os.environ)
+    value = switch()
+    order, worth = Order.from_environment(os.environ), WorthOrder.from_environment(os.environ)
     before: list[Callback] = [Capture(order, HotCompile)] if order is not None else []
     # Behind the callback, whose clock has stopped by then: ranks wait for each other there.
     after = [AwaitVerdict(worth, HotCompile, _steps_left)] if worth is not None else []

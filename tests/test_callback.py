@@ -93,13 +93,13 @@ class TestMainJob:
         class Watches(Net):
             def validation_step(self, batch: Any, batch_idx: int) -> None:
                 before = (
-                    callback._runs["train"].session.flip.installation.witness.total_runs
+                    callback._runs["train"].session.flip.installation.witness.watch.total_runs
                     if callback._runs
                     else 0
                 )
                 super().validation_step(batch, batch_idx)
                 after = (
-                    callback._runs["train"].session.flip.installation.witness.total_runs
+                    callback._runs["train"].session.flip.installation.witness.watch.total_runs
                     if callback._runs
                     else 0
                 )

@@ -64,7 +64,7 @@ def measure(
             arms = make_arms(work, witness, request.only)
             for arm in arms.values():
                 _warm_up(arm, steps, timer, request.warmup, now)
-            witness.armed = False
+            witness.watch.armed = False
             _rounds(list(arms.values()), steps, timer, request, now)
             for arm in arms.values():
                 steps.account(arm, limits.heard)

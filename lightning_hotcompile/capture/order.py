@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from lightning_hotcompile.errors import ConfigError
 
@@ -25,8 +25,31 @@ OrderT = TypeVar("OrderT", bound="_Order")
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
+    variable: ClassVar[str]
+    setter: ClassVar[str]
+    """Who sets that variable."""
+
     folder: str
     """An absolute path: the script may change its working folder."""
+
+    @classmethod
+    def from_environment(cls: type[OrderT], environment: Mapping[str, str]) -> OrderT | None:
+        """The order that the variable holds, or None if there is none.
+
+        Raises:
+            ConfigError: it holds something else.
+        """
+        text = environment.get(cls.variable, "").strip()
+        if not text:
+            return None
+        try:
+            record = json.loads(text).items()
+            given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in record}
+            return cls(**given)
+        except (ValueError, TypeError, AttributeError):
+            raise ConfigError(
+                f"{cls.variable}={text!r} is not allowed: {cls.setter} sets it, unset it."
+            ) from None
 
     def to_text(self) -> str:
         """As the variable holds it."""
@@ -36,6 +59,9 @@ class _Order:
 @dataclass(frozen=True, kw_only=True)
 class Order(_Order):
     """Which steps the profiler looks at, and where it writes; either ``steps`` or ``seconds`` is given."""
+
+    variable = VARIABLE
+    setter = "python -m lightning_hotcompile.trace"
 
     steps: int | None = None
     seconds: float | None = None
@@ -52,6 +78,9 @@ class Order(_Order):
 class ExplainOrder(_Order):
     """What to look at in the first batch, and where to write it."""
 
+    variable = EXPLAIN_VARIABLE
+    setter = "hotcompile explain"
+
     scope: str | None = None
     """Instead of the callback's own; None leaves that."""
 
@@ -60,6 +89,9 @@ class ExplainOrder(_Order):
 class WorthOrder(_Order):
     """Until when to train, by which options, and where to write what came out."""
 
+    variable = WORTH_VARIABLE
+    setter = "hotcompile worth"
+
     max_seconds: float
     """Of training, counted from its first batch on."""
 
@@ -67,45 +99,6 @@ class WorthOrder(_Order):
     scope: str | None = None
     backend: str | None = None
     """Instead of the callback's own; None leaves that."""
-
-
-def order_from(environment: Mapping[str, str]) -> Order | None:
-    """The order to capture, or None if there is none.
-
-    Raises:
-        ConfigError: the variable holds something else.
-    """
-    return _read(environment, VARIABLE, Order, "python -m lightning_hotcompile.trace")
-
-
-def explain_order_from(environment: Mapping[str, str]) -> ExplainOrder | None:
-    """The order to explain, or None if there is none.
-
-    Raises:
-        ConfigError: the variable holds something else.
-    """
-    return _read(environment, EXPLAIN_VARIABLE, ExplainOrder, "hotcompile explain")
-
-
-def worth_order_from(environment: Mapping[str, str]) -> WorthOrder | None:
-    """The order to measure, or None if there is none.
-
-    Raises:
-        ConfigError: the variable holds something else.
-    """
-    return _read(environment, WORTH_VARIABLE, WorthOrder, "hotcompile worth")
-
-
-def _read(environment: Mapping[str, str], variable: str, kind: type[OrderT], setter: str) -> OrderT | None:
-    text = environment.get(variable, "").strip()
-    if not text:
-        return None
-    try:
-        record = json.loads(text).items()
-        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in record}
-        return kind(**given)
-    except (ValueError, TypeError, AttributeError):
-        raise ConfigError(f"{variable}={text!r} is not allowed: {setter} sets it, unset it.") from None
 
 
 class Window:

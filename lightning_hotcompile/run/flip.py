@@ -155,8 +155,8 @@ class Flip:
 
         ``armed``: outputs are looked at for NaN while they are new.
         """
-        self.installation.witness.armed = armed
-        self._runs_before = self.installation.witness.total_runs
+        self.installation.witness.watch.armed = armed
+        self._runs_before = self.installation.witness.watch.total_runs
         self._compile_s = self.installation.timer.seconds
         if lane is Lane.COMPILE:
             self.installation.timer.start()
@@ -170,7 +170,7 @@ class Flip:
         self.installation.gate.close()
         self.ahead.end_step()
         witness = self.installation.witness
-        ran = witness.total_runs > self._runs_before and not self.installation.is_lost_anywhere
+        ran = witness.watch.total_runs > self._runs_before and not self.installation.is_lost_anywhere
         before, self._told = self._told, self.installation.happened
         if self._told[1] > before[1]:
             self._tell_new_graphs(before[1])

@@ -1,7 +1,8 @@
-"""The place that touches torch's compiler internals.
+"""Dynamo as the package meets it: its errors and counts, and a step in which it may compile.
 
-Everything here has a contract test in ``tests/test_torch_contract.py``, so that an upgrade of
-torch that changes one of them fails with its name.
+Other modules use private API of torch's, too: ``PRIVATE_TORCH`` in ``tests/test_rooms.py`` lists them all.
+What is relied on without a promise of torch's has a contract test in ``tests/test_torch_contract.py``, so
+that an upgrade of torch that changes it fails with its name.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
 
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
-from lightning_hotcompile.swap.replaced import Replacement, Replaces
+from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_told
 from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
 from lightning_hotcompile.swap.tracing.otherwise import all_overrides
-from lightning_hotcompile.swap.tracing.overrides import is_traced_for_others
+from lightning_hotcompile.swap.tracing.overrides import end_graph, is_traced_for_others
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +51,6 @@ _GUARDS: dict[str, Any] = {
     **({"skip_tensor_guards_with_matching_dict_tags": False} if TORCH < (2, 13) else {}),
 }
 """What guards look at, too: hooks, and whether a parameter requires gradients, which 2.11 overlooks."""
-
-# Before it was renamed, the function of this name took a message only.
-_break_the_graph: Callable[..., Any] = getattr(
-    torch._dynamo.exc, "unimplemented_v2", torch._dynamo.exc.unimplemented
-)
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,
@@ -145,11 +141,15 @@ def compiling_allowed(
 
 
 def _trace_otherwise() -> Callable[[], None]:
+    ours = {
+        (dynamo_utils, "warn_once"): functools.partial(_instead_of_a_warning, dynamo_utils.warn_once),
+        (GuardBuilder, _NO_HOOKS): _unless_needless(getattr(GuardBuilder, _NO_HOOKS)),
+    }
     with contextlib.ExitStack() as undo:
-        undo.enter_context(_KeepsCaches())
-        undo.enter_context(_LooksAtHooksOnce())
+        undo.callback(put_in_place(ours))
         undo.enter_context(comparisons_are_calls())
-        undo.enter_context(all_overrides(_break_the_graph))
+        for each in all_overrides():
+            undo.callback(each.put())
         return undo.pop_all().close
 
 
@@ -157,44 +157,22 @@ class _TracesOtherwise(Replaces):
     replacement = Replacement(_trace_otherwise)
 
 
-class _KeepsCaches:
-    """A function behind ``functools.cache`` is called and not traced, at the price of a graph break.
-
-    Dynamo looks past the cache, with a warning and no more: the body would run in each step, and what is
-    to be made once (random features, a list of calls) be made anew. Its other warnings go to the debug log:
-    the user asked for no compile, and graph breaks are in the receipt.
-    """
-
-    def __enter__(self) -> None:
-        self._prior = dynamo_utils.warn_once
-        dynamo_utils.warn_once = functools.partial(_instead_of_a_warning, self._prior)
-
-    def __exit__(self, *_: object) -> None:
-        dynamo_utils.warn_once = self._prior
+_NO_HOOKS, _WITH_KWARGS = "EMPTY_NN_MODULE_HOOKS_DICT", "_with_kwargs"
 
 
-class _LooksAtHooksOnce:
+def _unless_needless(guard_no_hooks: Callable[[GuardBuilder, Any], None]) -> Callable[..., None]:
     """Of a module that has no hooks it is guarded that it has none, and not also that none takes keywords.
 
     Guards are a part of each step; in a model of many modules these are a third of those about hooks. Where
     there is a hook it does matter: Dynamo looks at its function, and not at how it was registered.
     """
 
-    def __enter__(self) -> None:
-        self._prior = guard_no_hooks = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
+    @functools.wraps(guard_no_hooks)
+    def guard_unless_needless(builder: GuardBuilder, guard: Any) -> None:
+        if not _has_no_hooks_at_all(builder, guard):
+            guard_no_hooks(builder, guard)
 
-        @functools.wraps(guard_no_hooks)
-        def guard_unless_needless(builder: GuardBuilder, guard: Any) -> None:
-            if not _has_no_hooks_at_all(builder, guard):
-                guard_no_hooks(builder, guard)
-
-        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_unless_needless  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = self._prior  # type: ignore[method-assign]
-
-
-_WITH_KWARGS = "_with_kwargs"
+    return guard_unless_needless
 
 
 def _has_no_hooks_at_all(builder: GuardBuilder, guard: Any) -> bool:
@@ -210,15 +188,20 @@ def _has_no_hooks_at_all(builder: GuardBuilder, guard: Any) -> bool:
 
 
 def _instead_of_a_warning(prior: Callable[..., None], msg: str, stacklevel: int = 1) -> None:
+    """A function behind ``functools.cache`` is called and not traced, at the price of a graph break.
+
+    Dynamo looks past the cache, with a warning and no more: the body would run in each step, and what is
+    to be made once (random features, a list of calls) be made anew. Its other warnings go to the debug log:
+    the user asked for no compile, and graph breaks are in the receipt.
+    """
     if is_traced_for_others():
         prior(msg, stacklevel)
         return
     if "functools.lru_cache" in msg:
-        _break_the_graph(
-            gb_type="call of a function with a cache",
-            context="functools.lru_cache",
-            explanation="Its body would run at each call, cached or not.",
-            hints=[],
+        end_graph(
+            "call of a function with a cache",
+            "functools.lru_cache",
+            "Its body would run at each call, cached or not.",
         )
     _log.debug("Dynamo warns: %s", msg)
 

@@ -136,12 +136,12 @@ class SwappedRegion:
     ) -> Any:
         self.could_compile = True
         witness = self._witness
-        before, graphs = witness.total_runs, len(witness.graphs)
+        before, graphs = self._watch.total_runs, len(witness.graphs)
         newest = witness.numbers.newest()
         with self._gate.dynamic_dims.marked(args, kwargs), limit:
             result = compiled.compile(*args, **kwargs)
         witness.numbers.look(self.region.name, self._gate.steps, newest)
-        if witness.total_runs > before:
+        if self._watch.total_runs > before:
             self.fit.ran()
         elif len(witness.graphs) == graphs and (refused := limit.reached or self.fit.refused()) is not None:
             self._gate.failed(HotCompileError(refused))

@@ -12,10 +12,10 @@ from torch import nn
 
 from lightning_hotcompile.errors import TargetError, near_names
 from lightning_hotcompile.plan.islands import is_metric
+from lightning_hotcompile.swap.covers import Cover
 
 _METRIC_METHODS = ("update", "compute", "reset")
 _REASON = "kept eager as an island"
-_ABSENT: Any = object()
 
 
 class IslandGuard:
@@ -35,7 +35,7 @@ class IslandGuard:
     def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
         self._module = module
         self._names = tuple(names)
-        self._undo: list[tuple[nn.Module, str, Any, Any]] = []
+        self._put: list[tuple[nn.Module, Cover]] = []
         self._is_put = False
 
     def put(self) -> None:
@@ -47,22 +47,17 @@ class IslandGuard:
         if self._is_put:
             return
         for module, method in self._methods():
-            before = vars(module).get(method, _ABSENT)
-            ours = _bound(module, method) if before is _ABSENT else _EagerCall(before)
-            vars(module)[method] = ours
-            self._undo.append((module, method, before, ours))
+            own = vars(module)
+            ours = _EagerCall(own[method]) if method in own else _bound(module, method)
+            self._put.append((module, Cover({method: ours}, own)))
+            own[method] = ours
         self._is_put = True
 
     def take_out(self) -> None:
         """Give the islands back what they had; nothing happens where none is put."""
-        while self._undo:
-            module, method, before, ours = self._undo.pop()
-            if vars(module).get(method, _ABSENT) is not ours:
-                continue  # someone else has wrapped or removed it since: theirs is not ours to remove
-            if before is _ABSENT:
-                del vars(module)[method]
-            else:
-                vars(module)[method] = before
+        while self._put:
+            module, cover = self._put.pop()
+            cover.lift(vars(module))
         self._is_put = False
 
     def _methods(self) -> list[tuple[nn.Module, str]]:

@@ -5,45 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+
+if TYPE_CHECKING:  # a build of torch may have none
+    from torch.distributed.distributed_c10d import Store
 
 _FOLDER = "lightning_hotcompile"
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.1
 
 Conclude = Callable[[Sequence["str | None"]], str]
-
-
-class Store(Protocol):
-    """What is used of ``torch.distributed.Store``, whichever of its kinds it is."""
-
-    @property
-    def timeout(self) -> timedelta:
-        """After so long the process group gives up a collective."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Count, and tell the new number."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write."""
-
-    def get(self, key: str, /) -> bytes:
-        """Read; waits for a key that is not there."""
-
-    def multi_get(self, keys: list[str], /) -> list[bytes]:
-        """Read several."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are there; does not wait."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write if the key is not there, as far as ``expected`` is empty; tell what is there now."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Remove."""
 
 
 class Meeting:
@@ -144,12 +117,13 @@ def store_of_processes() -> Store | None:
     find = getattr(dist.group.WORLD, "get_group_store", None)
     if find is None or dist.get_backend() == dist.Backend.MPI:
         return None
-    store: Store = find()
-    # The first connection is shared with threads that watch the communicators; older torch has no other.
-    own: Store = store.clone() if hasattr(store, "clone") else store
+    store: Any = find()
+    # The first connection is shared with threads that watch the communicators.
+    own: Store = store.clone()  # of which torch's stub does not know
     return own
 
 
-def timeout_of(store: Store) -> float:
+def timeout_of(store: Any) -> float:
     """Seconds after which the process group gives up a collective, as it told its store."""
-    return store.timeout.total_seconds()
+    seconds: float = store.timeout.total_seconds()  # of which torch's stub does not know
+    return seconds

@@ -245,7 +245,7 @@ def test_each_way_has_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             session = hot._runs["train"].session
             installed = "training_step" in vars(module)
             if self._steps > 2:
-                seen.append((hot.muted, installed, session.flip.installation.witness.total_runs))
+                seen.append((hot.muted, installed, session.flip.installation.witness.watch.total_runs))
 
     hot = Muted(**{**OPTIONS, "scope": "step", "compile_optimizer": False})
     monkeypatch.setattr(one_steady, "Muted", lambda **_: hot)

@@ -12,9 +12,6 @@ from lightning_hotcompile.capture.order import (
     Order,
     Window,
     WorthOrder,
-    explain_order_from,
-    order_from,
-    worth_order_from,
 )
 from lightning_hotcompile.errors import ConfigError
 
@@ -63,30 +60,30 @@ def test_a_window_that_is_over_stays_closed() -> None:
 
 def test_an_order_travels_in_a_variable() -> None:
     order = Order(folder="/a b", seconds=2.5, skip=3, after_decision=True, command=("python", "a b.py"))
-    assert order_from({VARIABLE: order.to_text()}) == order
-    assert order_from({}) is None
-    assert order_from({VARIABLE: " "}) is None
+    assert Order.from_environment({VARIABLE: order.to_text()}) == order
+    assert Order.from_environment({}) is None
+    assert Order.from_environment({VARIABLE: " "}) is None
 
 
 @pytest.mark.parametrize("text", ["1", "{", "[]", "{}", '{"folder": "a", "command": [], "x": 1}'])
 def test_another_value_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match=f"{VARIABLE}=.*unset it"):
-        order_from({VARIABLE: text})
+        Order.from_environment({VARIABLE: text})
 
 
 def test_the_orders_of_the_other_commands_travel_too() -> None:
     explain = ExplainOrder(folder="/a", scope="step")
     worth = WorthOrder(folder="/a", max_seconds=6.0, max_steps=3, scope="regions", backend="eager")
-    assert explain_order_from({EXPLAIN_VARIABLE: explain.to_text()}) == explain
-    assert worth_order_from({WORTH_VARIABLE: worth.to_text()}) == worth
-    assert explain_order_from({}) is None
-    assert worth_order_from({WORTH_VARIABLE: " "}) is None
+    assert ExplainOrder.from_environment({EXPLAIN_VARIABLE: explain.to_text()}) == explain
+    assert WorthOrder.from_environment({WORTH_VARIABLE: worth.to_text()}) == worth
+    assert ExplainOrder.from_environment({}) is None
+    assert WorthOrder.from_environment({WORTH_VARIABLE: " "}) is None
 
 
 @pytest.mark.parametrize("text", ["step", "[]", "{}", '{"folder": "/a", "more": 1}'])
 def test_another_text_is_refused_by_the_commands_name(text: str) -> None:
-    for variable, read in ((EXPLAIN_VARIABLE, explain_order_from), (WORTH_VARIABLE, worth_order_from)):
+    for variable, kind in ((EXPLAIN_VARIABLE, ExplainOrder), (WORTH_VARIABLE, WorthOrder)):
         with pytest.raises(
             ConfigError, match=f"{variable}=.* is not allowed: hotcompile {variable[11:].lower()}"
         ):
-            read({variable: text})
+            kind.from_environment({variable: text})

@@ -125,4 +125,4 @@ def test_a_graph_that_holds_one_is_refused_with_the_reason(group: Any, collects:
         "it holds collectives of torch.distributed (_c10d_functional.all_reduce, "
         "_c10d_functional.wait_tensor), which are left to eager"
     )
-    assert (witness.total_runs, collected) == (0, [])
+    assert (witness.watch.total_runs, collected) == (0, [])

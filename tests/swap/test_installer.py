@@ -67,7 +67,7 @@ class TestModules:
         expected = setup.run(Lane.EAGER)
         setup.swapped.put(setup.root)
         torch.testing.assert_close(setup.run(lane), expected)
-        assert setup.witness.total_runs == runs
+        assert setup.witness.watch.total_runs == runs
 
     def test_reuse_runs_what_was_compiled(self) -> None:
         setup = Setup()
@@ -76,7 +76,7 @@ class TestModules:
         setup.run(Lane.REUSE)
         setup.x = torch.randn(2, 3, 8)  # not compiled for, and not allowed to be
         setup.run(Lane.REUSE)
-        assert (len(setup.witness.graphs), setup.witness.total_runs) == (1, 6)
+        assert (len(setup.witness.graphs), setup.witness.watch.total_runs) == (1, 6)
 
     def test_what_another_thread_compiles_is_no_reason_to_be_eager(self) -> None:
         setup = Setup()
@@ -84,7 +84,7 @@ class TestModules:
         with compiling_elsewhere():
             setup.run()
             setup.run(Lane.REUSE)
-        assert (len(setup.witness.graphs), setup.witness.total_runs) == (1, 6)
+        assert (len(setup.witness.graphs), setup.witness.watch.total_runs) == (1, 6)
 
     def test_what_is_traced_around_it_is_traced_through_it(self) -> None:
         setup = Setup()
@@ -173,7 +173,7 @@ class TestModules:
         setup.gate.open(Lane.COMPILE)
         assert torch.equal(other(setup.x), setup.x)
         setup.gate.close()
-        assert setup.witness.total_runs == 0
+        assert setup.witness.watch.total_runs == 0
 
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
     def test_copies_of_a_lightning_module_are_plain(self, clone: Any) -> None:
@@ -188,7 +188,7 @@ class TestModules:
         setup.gate.open(Lane.COMPILE)
         other(x)
         setup.gate.close()
-        assert setup.witness.total_runs == 0
+        assert setup.witness.watch.total_runs == 0
 
     def test_who_opens_a_pickled_copy_needs_nothing_of_this_package(self) -> None:
         setup = Setup()
@@ -285,7 +285,7 @@ class TestFunctions:
         for call in (functions.scaled, importer.shrink):
             torch.testing.assert_close(call(torch.ones(2)), torch.ones(2))
         setup.gate.close()
-        assert (len(setup.witness.graphs), setup.witness.total_runs) == (1, 2)
+        assert (len(setup.witness.graphs), setup.witness.watch.total_runs) == (1, 2)
         setup.swapped.take_out()
         assert functions.scaled is importer.shrink is original
 
@@ -320,7 +320,7 @@ class TestFunctions:
             functions.scaled(torch.ones(2))
             setup.gate.close()
             setup.swapped.take_out()
-            runs.append(setup.witness.total_runs)
+            runs.append(setup.witness.watch.total_runs)
         assert runs == [1, 2, 3]
         assert len(setup.witness.graphs) == 1
 

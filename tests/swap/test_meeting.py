@@ -243,17 +243,6 @@ class TestTheStoreOfTheProcesses:
         monkeypatch.setattr(module.dist, "get_backend", lambda: "mpi")
         assert store_of_processes() is None
 
-    def test_the_first_connection_does_where_it_cannot_be_doubled(
-        self, alone: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        group = type("group", (), {"get_group_store": staticmethod(lambda: NoClone())})
-        monkeypatch.setattr(module.dist, "group", type("group", (), {"WORLD": group}))
-        assert isinstance(store_of_processes(), NoClone)
-
-
-class NoClone:
-    """A store of an older torch."""
-
 
 def test_a_store_knows_the_time_limit_of_its_processes() -> None:
     store = dist.HashStore()

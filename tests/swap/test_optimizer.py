@@ -124,7 +124,7 @@ def test_eight_steps_are_those_of_eager(kind: str) -> None:
         assert rates[0] == rates[1]
         assert all(type(rate) is float for rate in rates[1])
     assert_equal_states(plain.state(), swapped.state())
-    assert swapped.witness.total_runs == STEPS
+    assert swapped.witness.watch.total_runs == STEPS
     assert swapped.witness.error_of("optimizer 0") is None
     assert len(swapped.witness.graphs) == 1, "the schedule alone recompiles nothing"
 
@@ -139,7 +139,7 @@ def test_also_the_very_first_step_may_be_compiled(kind: str) -> None:
     # Dynamo cannot trace how SGD makes its state for two groups: then the step is eager, and right.
     assert_equal_states(plain.state(), swapped.state())
     assert (swapped.swapped.error is None) is (kind != "SGD")
-    assert (swapped.witness.total_runs > 0) is (kind != "SGD")
+    assert (swapped.witness.watch.total_runs > 0) is (kind != "SGD")
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "RAdam"])
@@ -149,7 +149,7 @@ def test_lanes_can_change_at_each_step(kind: str) -> None:
         plain.step()
         swapped.step((Lane.COMPILE, Lane.EAGER, Lane.REUSE)[i % 3])
     assert_equal_states(plain.state(), swapped.state())
-    assert swapped.witness.total_runs == 5
+    assert swapped.witness.watch.total_runs == 5
 
 
 @pytest.mark.parametrize("kind", sorted(COMPILABLE))
@@ -169,7 +169,7 @@ def test_a_rate_of_zero_moves_nothing(kind: str, groups: int) -> None:
             arm.step()
     assert all(weight.isfinite().all() for weight in plain.model.parameters())
     assert_equal_states(plain.state(), swapped.state())
-    assert swapped.witness.total_runs == 2, "with a rate of 0 the step is eager"
+    assert swapped.witness.watch.total_runs == 2, "with a rate of 0 the step is eager"
 
 
 def test_a_rate_may_be_an_array_of_numpys() -> None:
@@ -179,7 +179,7 @@ def test_a_rate_may_be_an_array_of_numpys() -> None:
             arm.optimizer.param_groups[0]["lr"] = np.where(step < 2, 0.01, 0.02)
             arm.step()
     torch.testing.assert_close(plain.model.state_dict(), swapped.model.state_dict())
-    assert swapped.witness.total_runs == 4
+    assert swapped.witness.watch.total_runs == 4
 
 
 def test_no_tensor_is_marked_as_one_that_never_moves() -> None:
@@ -188,7 +188,7 @@ def test_no_tensor_is_marked_as_one_that_never_moves() -> None:
     vars(weight)[MARK] = "unguarded"  # by somebody else
     for _ in range(3):
         arm.step()
-    assert arm.witness.total_runs == 3
+    assert arm.witness.watch.total_runs == 3
     state = [v for s in arm.optimizer.state.values() for v in s.values()]
     marked = [t for t in (*arm.model.parameters(), *state) if MARK in vars(t)]
     assert [t is weight for t in marked] == [True]
@@ -251,7 +251,7 @@ def test_state_can_be_saved_and_loaded_in_mid_run() -> None:
         plain.step()
         second.step()
     assert_equal_states(plain.state(), second.state())
-    assert [arm.witness.total_runs for arm in (first, second)] == [4, 4]
+    assert [arm.witness.watch.total_runs for arm in (first, second)] == [4, 4]
 
 
 def test_hooks_run_once_a_step_and_may_change_the_gradients() -> None:
@@ -278,7 +278,7 @@ def test_hooks_run_once_a_step_and_may_change_the_gradients() -> None:
             arm.step()
             assert calls == ["pre", "post"]
     assert_equal_states(arms[0].state(), arms[1].state())
-    assert arms[1].witness.total_runs == 3
+    assert arms[1].witness.watch.total_runs == 3
 
 
 @pytest.mark.parametrize("common", [False, True])
@@ -312,7 +312,7 @@ def test_a_hook_that_the_closure_registers_is_called_as_in_eager(common: bool) -
     eager, ours = calls(Arm("SGD", compiled=False)), Arm("SGD", compiled=True)
     assert calls(ours) == eager
     assert len(eager) == 3
-    assert ours.witness.total_runs > 0
+    assert ours.witness.watch.total_runs > 0
 
 
 @pytest.mark.parametrize("how", ["keyword", "position", "none"])
@@ -346,7 +346,7 @@ def test_a_hook_is_given_what_the_step_was_called_with(how: str) -> None:
 
     compiled = Arm("SGD", compiled=True)
     assert seen(compiled) == seen(Arm("SGD", compiled=False))
-    assert compiled.witness.total_runs == 2
+    assert compiled.witness.watch.total_runs == 2
 
 
 def test_a_profiler_sees_the_step_under_its_usual_name() -> None:
@@ -357,7 +357,7 @@ def test_a_profiler_sees_the_step_under_its_usual_name() -> None:
         assert is_watched(arm.optimizer)
         arm.step()
     assert "Optimizer.step#SGD.step" in {event.name for event in profile.events() or ()}
-    assert arm.witness.total_runs == 2
+    assert arm.witness.watch.total_runs == 2
 
 
 def test_a_step_without_a_closure_returns_nothing() -> None:
@@ -366,7 +366,7 @@ def test_a_step_without_a_closure_returns_nothing() -> None:
     arm.gate.open(Lane.COMPILE)
     assert arm.optimizer.step() is None
     arm.gate.close()
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
 
 
 def test_the_closure_runs_once_with_gradients_and_floats() -> None:
@@ -386,7 +386,7 @@ def test_the_closure_runs_once_with_gradients_and_floats() -> None:
     arm.gate.close()
     assert seen == [(True, float)]
     assert isinstance(loss, Tensor)
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
 
 
 def test_an_error_in_the_closure_is_the_users_and_changes_nothing() -> None:
@@ -403,7 +403,7 @@ def test_an_error_in_the_closure_is_the_users_and_changes_nothing() -> None:
     arm.gate.close()
     assert_equal_states(before, arm.state())
     assert arm.swapped.is_in_place
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
 
 
 def test_rates_are_floats_again_after_an_error_in_the_compiled_step() -> None:
@@ -459,7 +459,7 @@ def test_what_a_schedule_moves_while_training_is_watched_is_not_compiled(kind: s
     for _ in range(STEPS - 1):
         arms[0].step()
         arms[1].step(Lane.COMPILE)
-    assert arms[1].witness.total_runs == 0
+    assert arms[1].witness.watch.total_runs == 0
     assert_equal_states(arms[0].state(), arms[1].state())
 
 
@@ -470,7 +470,7 @@ def test_a_learning_rate_that_moves_is_no_reason() -> None:
     arm.swapped.put(arm.model)
     assert arm.swapped.error is None
     arm.step(Lane.COMPILE)
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
 
 
 def test_a_setting_that_changes_after_the_compile_is_compiled_once_more() -> None:
@@ -484,7 +484,7 @@ def test_a_setting_that_changes_after_the_compile_is_compiled_once_more() -> Non
     for arm in arms:
         arm.step()
     assert arms[1].swapped.error is None
-    assert arms[1].witness.total_runs == 2
+    assert arms[1].witness.watch.total_runs == 2
     assert_equal_states(arms[0].state(), arms[1].state())
 
 
@@ -500,7 +500,7 @@ def test_a_group_that_is_added_later_is_stepped_too() -> None:
             extra.grad = torch.ones(2)
             arm.step(Lane.COMPILE if arm is arms[1] else Lane.EAGER)
         extras.append(extra)
-    assert arms[1].witness.total_runs == 3
+    assert arms[1].witness.watch.total_runs == 3
     assert all(type(g["lr"]) is float for g in arms[1].optimizer.param_groups)
     torch.testing.assert_close(extras[0], extras[1])
 
@@ -526,12 +526,12 @@ def test_a_copy_of_the_optimizer_steps_its_own_parameters_eagerly() -> None:
     arm.step()
     model, optimizer = copy.deepcopy((arm.model, arm.optimizer))
     before = copy.deepcopy(arm.model.state_dict())
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
     model(torch.ones(1, 4)).sum().backward()
     arm.gate.open(Lane.COMPILE)
     optimizer.step()
     arm.gate.close()
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
     assert_equal_states(before, arm.model.state_dict())
     assert not torch.equal(model[0].weight, arm.model[0].weight)
 
@@ -539,7 +539,7 @@ def test_a_copy_of_the_optimizer_steps_its_own_parameters_eagerly() -> None:
 def test_a_scheduler_finds_that_the_optimizer_stepped(recwarn: pytest.WarningsRecorder) -> None:
     arm = Arm("SGD", compiled=True)
     arm.step()
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
     assert not [w for w in recwarn if "lr_scheduler.step()" in str(w.message)]
 
 
@@ -549,7 +549,7 @@ def test_an_optimizer_without_a_scheduler_gets_no_mark_of_one() -> None:
     swapped = arm.fresh()
     swapped.put(arm.model)
     arm.step(Lane.COMPILE)
-    assert arm.witness.total_runs == 1
+    assert arm.witness.watch.total_runs == 1
     assert not hasattr(arm.optimizer, "_opt_called")
 
 
@@ -564,7 +564,7 @@ def test_an_optimizer_that_asks_for_foreach_is_compiled(kind: str) -> None:
         plain.step()
         swapped.step()
     assert swapped.swapped.error is None
-    assert swapped.witness.total_runs == 3
+    assert swapped.witness.watch.total_runs == 3
     assert_equal_states(plain.state(), swapped.state())
 
 
@@ -679,7 +679,7 @@ def test_counts_stay_in_host_memory_and_count_on(foreach: bool | None) -> None:
         assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", number)] * 2
         assert all(now is then for now, then in zip(there.counts, counts, strict=True))
         assert [group["capturable"] for group in there.optimizer.param_groups] == [False, False]
-    assert there.witness.total_runs == 3
+    assert there.witness.watch.total_runs == 3
     assert len(there.witness.graphs) == 1
 
 
@@ -697,9 +697,9 @@ def test_counts_are_made_by_eager() -> None:
     there = Elsewhere()
     there.step()
     assert [(c.device.type, c.item()) for c in there.counts] == [("cpu", 1)] * 2
-    assert there.witness.total_runs == 0
+    assert there.witness.watch.total_runs == 0
     there.step()
-    assert there.witness.total_runs == 1
+    assert there.witness.watch.total_runs == 1
 
 
 def test_an_error_leaves_counts_and_settings_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -732,7 +732,7 @@ def test_where_nothing_is_compiled_any_longer_eager_makes_the_update_at_once() -
     assert (there.swapped.calls, there.swapped.could_compile) == (3, False)
     there.step(Lane.COMPILE)
     there.step(Lane.REUSE)
-    assert there.witness.total_runs == 2
+    assert there.witness.watch.total_runs == 2
     assert [count.item() for count in there.counts] == [6, 6]
     assert there.swapped.could_compile
 

@@ -52,7 +52,7 @@ def compare(function: Callable[[Tensor, float], Tensor]) -> None:
             results.append((out.detach(), x.grad))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
-    assert witness.total_runs == 5
+    assert witness.watch.total_runs == 5
 
 
 class Anneals(Net):

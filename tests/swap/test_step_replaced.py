@@ -102,13 +102,13 @@ def test_put_again_the_same_step_finds_its_compiled_code_and_another_one_does_no
     batch, factor = next(iter(loader())), 1.0
 
     def runs_of(lane: Lane) -> int:
-        before = installation.witness.total_runs
+        before = installation.witness.watch.total_runs
         installation.put()
         installation.gate.open(lane)
         torch.testing.assert_close(model.training_step(batch, 0), factor * model.loss(batch))
         installation.gate.close()
         installation.take_out()
-        return installation.witness.total_runs - before
+        return installation.witness.watch.total_runs - before
 
     assert [runs_of(lane) for lane in (Lane.COMPILE, Lane.REUSE, Lane.REUSE)] == [1, 1, 1]
     model.training_step, factor = model.tenth, 0.1

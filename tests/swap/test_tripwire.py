@@ -116,10 +116,10 @@ class TestNaN:
     def test_it_looks_at_armed_runs_only_and_at_so_many(self) -> None:
         witness, compiled = watched(Scripted(nan, run=3))
         compiled(torch.ones(2))
-        witness.armed = False
+        witness.watch.armed = False
         assert compiled(torch.ones(2)).isnan().all()
         assert witness.error_of("one") is None
-        witness.armed = True
+        witness.watch.armed = True
         assert compiled(torch.ones(2)).tolist() == [2, 2]
         assert has_tripped(witness)
 
@@ -259,7 +259,7 @@ class TestErrors:
         told: list[BaseException] = []
         backend = Scripted(raises, run=4)
         witness, compiled = watched(backend, on_failure=told.append)
-        witness.armed = armed
+        witness.watch.armed = armed
         for _ in range(4):
             x = torch.ones(2, requires_grad=True)
             compiled(x).sum().backward()
@@ -327,7 +327,7 @@ class TestCheckpoint:
     def test_a_compiled_region_inside(self, armed: bool) -> None:
         weight = torch.full((2, 2), 0.5, requires_grad=True)
         witness, compiled = watched("aot_eager", lambda x: (x @ weight).tanh().sin())
-        witness.armed = armed
+        witness.watch.armed = armed
         for _ in range(3):
             x = torch.ones(2, 2, requires_grad=True)
             weight.grad = None

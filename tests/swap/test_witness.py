@@ -42,7 +42,7 @@ def test_compiles_and_runs_are_counted_by_region() -> None:
     for _ in range(3):
         assert torch.equal(one(x), torch.full((2,), 3.0))
     other(x)
-    assert (witness.runs_of("one"), witness.runs_of("other"), witness.total_runs) == (3, 1, 4)
+    assert (witness.runs_of("one"), witness.runs_of("other"), witness.watch.total_runs) == (3, 1, 4)
     (graph,) = witness.graphs_of("one")
     assert (graph.region, graph.runs, graph.error, graph.n_ops) == ("one", 3, None, 3)
     assert witness.graphs_of("nobody") == []
@@ -99,7 +99,7 @@ def test_a_backend_that_fails_is_remembered_and_the_frame_runs_eagerly() -> None
     finally:
         gate.close()
     assert witness.error_of("one") == "RuntimeError: no code today"
-    assert (witness.runs_of("one"), witness.total_runs) == (0, 0)
+    assert (witness.runs_of("one"), witness.watch.total_runs) == (0, 0)
 
 
 def test_after_a_failure_further_graphs_of_the_region_are_refused_unseen() -> None:

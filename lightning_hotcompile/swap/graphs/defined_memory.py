@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from lightning_hotcompile.swap.parity.captured import graphs_in
+
 _FUNCTIONS: dict[Any, Any] = {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like}
 _METHODS = {"new_empty": "new_zeros"}
 _UNKNOWN_TO_ZEROS = "memory_format"
@@ -18,9 +20,7 @@ _UNKNOWN_TO_ZEROS = "memory_format"
 
 def define_memory(graph_module: GraphModule) -> None:
     """Have zeros in place of memory as it was found, in the graph and in the bodies that it calls."""
-    for part in graph_module.modules():
-        if not isinstance(part, GraphModule):
-            continue
+    for part in graphs_in(graph_module):
         changed = [node for node in part.graph.nodes if _defined(node)]
         if changed:
             part.recompile()

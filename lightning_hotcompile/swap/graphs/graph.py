@@ -43,5 +43,7 @@ class Watch:
     raise_errors: bool = False
     on_failure: Callable[[BaseException], None] = lambda error: None
     armed: bool = True
+    """Whether runs that are still to be looked at for NaN are looked at now; that takes time."""
+
     hidden: HiddenWrites = field(default_factory=HiddenWrites)
     total_runs: int = 0

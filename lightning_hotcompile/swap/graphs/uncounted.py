@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import Parameter
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.parity.captured import operation_of
 
 _IN_PLACE = (
     operator.setitem,
@@ -89,7 +90,7 @@ def written_behind_autograd(graph_module: GraphModule) -> frozenset[int]:
     for node in graph_module.graph.nodes:
         for written in _written_by(node):
             *path, first = _memory_of(written)
-            names = {_name(step) for step in (node, *path)}
+            names = {operation_of(step) for step in (node, *path)}
             if first in places and not names.isdisjoint(("_get_data_attr", "set_")):
                 found.add(places[first])  # ``set_`` is how Dynamo writes ``tensor.data = other``
     return frozenset(found)
@@ -97,7 +98,7 @@ def written_behind_autograd(graph_module: GraphModule) -> frozenset[int]:
 
 def _written_by(node: Node) -> Iterator[Node]:
     """What an operation changes in place: by their names, as torch names them."""
-    name = _name(node)
+    name = operation_of(node)
     in_place = name.endswith("_") and not name.endswith("__")
     if in_place or node.target in _IN_PLACE or name == "__setitem__" or node.kwargs.get("inplace"):
         yield from (arg for arg in node.args[:1] if isinstance(arg, Node))
@@ -123,7 +124,3 @@ def _share(a: Tensor, b: Tensor) -> bool:
         return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return True  # sparse, or a subclass: no memory to be told apart
-
-
-def _name(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -92,20 +92,6 @@ class Witness:
         self.collect: Callable[[str, GraphModule, Sequence[Any]], None] | None = None
         """Where graphs go in place of being compiled; they then run as they were captured."""
 
-    @property
-    def total_runs(self) -> int:
-        """How often compiled code ran."""
-        return self.watch.total_runs
-
-    @property
-    def armed(self) -> bool:
-        """Whether runs that are still to be looked at for NaN are looked at now; that takes time."""
-        return self.watch.armed
-
-    @armed.setter
-    def armed(self, armed: bool) -> None:
-        self.watch.armed = armed
-
     def backend_for(self, region: str, *, checks_at_once: bool = False) -> CompiledFn:
         """A backend for ``torch.compile`` whose graphs belong to ``region``.
 

@@ -38,8 +38,7 @@ def backward_with_forward(*, outside: bool = False) -> contextlib.AbstractContex
             Else AOTAutograd takes it to run inside, and matrix products of what the step computes in 32 bit
             would have gradients of 16 bit.
     """
-    known = hasattr(functorch_config, "backward_pass_autocast")  # an older torch may not have it
-    settings: dict[str, Any] = {"backward_pass_autocast": "off"} if outside and known else {}
+    settings: dict[str, Any] = {"backward_pass_autocast": "off"} if outside else {}
     patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(
         force_non_lazy_backward_lowering=True, **settings
     )
@@ -56,9 +55,8 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
     if not graph_module.graph.find_nodes(op="call_method", target="item"):
         return contextlib.nullcontext()
     config: Any = torch.compiler.config
-    own = f"{getattr(config, 'cache_key_tag', '')}{uuid.uuid4().hex}"
     without: contextlib.AbstractContextManager[Any] = config.patch(
-        force_disable_caches=True, **({"cache_key_tag": own} if hasattr(config, "cache_key_tag") else {})
+        force_disable_caches=True, cache_key_tag=f"{config.cache_key_tag}{uuid.uuid4().hex}"
     )
     return without
 
@@ -73,12 +71,11 @@ _WRITTEN = hashlib.sha256(_SOURCES.encode()).hexdigest()[:8] + "-5"
 def _own_keys() -> contextlib.AbstractContextManager[Any]:
     """What a cache is asked for is code as it is written here: the compiler's own keys do not tell."""
     config: Any = torch.compiler.config
-    tag = getattr(config, "cache_key_tag", None)
-    if tag is None:
-        return contextlib.nullcontext()
     masks = "" if dropout_masks.why_not_drawn_here() is not None else "-masks"
     written = f"hotcompile-{_WRITTEN}{masks}{'' if TORCH >= (2, 13) else _autocast()}"
-    keys: contextlib.AbstractContextManager[Any] = config.patch(cache_key_tag=f"{tag}{written}")
+    keys: contextlib.AbstractContextManager[Any] = config.patch(
+        cache_key_tag=f"{config.cache_key_tag}{written}"
+    )
     return keys
 
 

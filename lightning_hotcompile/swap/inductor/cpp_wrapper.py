@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn, RestartCompile
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
-from lightning_hotcompile.swap.parity.captured import copy_of
+from lightning_hotcompile.swap.parity.captured import copy_of, graphs_in, nodes_in
 
 _log = logging.getLogger(__name__)
 
@@ -62,9 +62,8 @@ def why_not_asked(options: Mapping[str, Any]) -> str | None:
 
 def why_not_possible(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
     """Why this graph is not to be compiled so, or ``None``: something of it is not on the CPU."""
-    graphs = [module for module in graph_module.modules() if isinstance(module, GraphModule)]
     values = [*example_inputs, *graph_module.parameters(), *graph_module.buffers()]
-    values += [node.meta.get("example_value") for graph in graphs for node in graph.graph.nodes]
+    values += [node.meta.get("example_value") for node in nodes_in(graph_module)]
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     elsewhere = next((t.device for t in tensors if t.device.type != "cpu"), None)
     return None if elsewhere is None else f"it has tensors on {elsewhere}"
@@ -111,7 +110,7 @@ def _mark_of(graph_module: GraphModule) -> Path:
 
     Graphs that differ in shapes and dtypes only share one: a wrong one would cost speed and no more.
     """
-    graphs = [str(module.graph) for module in graph_module.modules() if isinstance(module, GraphModule)]
+    graphs = [str(each.graph) for each in graphs_in(graph_module)]
     digest = hashlib.sha256("\0".join([torch.__version__, *graphs]).encode()).hexdigest()
     return Path(inductor_paths.folder_in_use(), NEED_PYTHON, digest)
 

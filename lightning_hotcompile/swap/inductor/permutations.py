@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from lightning_hotcompile.swap.parity.captured import graphs_in
+
 _KNOWN = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 def plain_permutations(graph_module: GraphModule) -> None:
     """Have the permutations of a graph, and of the bodies that it calls, drawn by the other variant."""
-    for part in graph_module.modules():
-        if not isinstance(part, GraphModule):
-            continue
+    for part in graphs_in(graph_module):
         found = part.graph.find_nodes(op="call_function", target=torch.randperm)
         for node in found:
             _draw_by_generator(node)

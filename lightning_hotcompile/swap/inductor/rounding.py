@@ -9,7 +9,7 @@ none is, and the gradient is 0 / 0. With torch 2.13 and bfloat16, which ``precis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from lightning_hotcompile.swap.dynamo import TORCH
+from lightning_hotcompile.swap.parity.captured import nodes_in, operation_of
 
 NAME = "emulate_precision_casts"
 """Inductor's option: each operation rounds what it makes, as in eager."""
@@ -49,23 +50,13 @@ def options(
     """
     if TORCH < _ROUNDS_FOR_COMPARISONS or NAME in given:
         return {}
-    if not any(map(_is_by_equality, _nodes(graph_module))):
+    if not any(map(_is_by_equality, nodes_in(graph_module))):
         return {}
     return {NAME: True} if _is_narrow(graph_module, example_inputs) else {}
 
 
-def _nodes(graph_module: GraphModule) -> Iterable[Node]:
-    """Those in the bodies of checkpoints and the like, too."""
-    return (
-        node
-        for module in graph_module.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-    )
-
-
 def _is_by_equality(node: Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = operation_of(node)
     given = (*node.args, *node.kwargs.values())
     if name in _NORMS:
         return any(isinstance(each, float | str) and each in _INFINITE for each in given)

@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import _get_qualified_name
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.parity.captured import nodes_in
 
 WITHOUT: dict[str, Any] = {"size_asserts": False}
 """Inductor's options for code that does not check."""
@@ -49,8 +50,7 @@ def why_needed(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str 
         return f"{_VARIABLE} is set"  # whatever it says: Inductor obeys it
     if any(map(_varies, example_inputs)):
         return "not all inputs are tensors of one size, and a library may choose another layout for another"
-    graphs = (module for module in graph_module.modules() if isinstance(module, GraphModule))
-    foreign = (node for graph in graphs for node in graph.graph.nodes if not _is_torchs_own(node))
+    foreign = (node for node in nodes_in(graph_module) if not _is_torchs_own(node))
     return next((f"{node.target} is not torch's own" for node in foreign), None)
 
 

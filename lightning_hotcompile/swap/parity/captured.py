@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,21 @@ _HELD = "held"
 
 _CONTEXT_FN = "_checkpoint_context_fn"
 """Where Dynamo keeps, on the body of a checkpoint, what selects the activations that are kept."""
+
+
+def graphs_in(graph_module: GraphModule) -> Iterator[GraphModule]:
+    """The graph, and those that it calls: bodies of checkpoints and other subgraphs."""
+    return (module for module in graph_module.modules() if isinstance(module, GraphModule))
+
+
+def nodes_in(graph_module: GraphModule) -> Iterator[Node]:
+    """The nodes of all of them."""
+    return (node for graph in graphs_in(graph_module) for node in graph.graph.nodes)
+
+
+def operation_of(node: Node) -> str:
+    """What a node calls, by its own name; empty where that has none."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def copy_of(graph_module: GraphModule, change: Callable[[Node], None] = lambda node: None) -> GraphModule:
@@ -50,7 +65,7 @@ def eager_forward(graph_module: GraphModule) -> Callable[..., Any]:
     Where it is left by an error (also by one that ends the repeated forward of a checkpoint around it), the
     thread is as before: a ``with`` of the user's is two operations of the graph.
     """
-    nodes = [n for m in graph_module.modules() if isinstance(m, GraphModule) for n in m.graph.nodes]
+    nodes = list(nodes_in(graph_module))
     found: Callable[..., Any] = graph_module.forward
     if any(map(_is_checkpoint, nodes)):
         found = copy_of(graph_module, _keep_random_numbers).forward
@@ -90,8 +105,7 @@ def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     if _CONTEXT_FN in body.meta:
         settings["context_fn"] = body.meta[_CONTEXT_FN]
     settings["use_reentrant"] = False  # it was traced as one that is not
-    if "early_stop" in names:
-        settings["early_stop"] = False  # to enter and to leave autocast are two operations of the body
+    settings["early_stop"] = False  # to enter and to leave autocast are two operations of the body
     others = {name: value for name, value in kwargs.items() if name not in names}
 
     def run(*differentiable: Tensor) -> Any:

@@ -13,7 +13,6 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.exc import ObservedAttributeError
@@ -39,7 +38,7 @@ from torch._dynamo.variables.torch import BaseTorchVariable
 from torch._dynamo.variables.user_defined import FrozenDataClassVariable
 from torch.nn import Parameter
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
 _REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
@@ -58,12 +57,8 @@ _ALIASES = "_hotcompile_aliases"
 """Where a graph in the making keeps which other name an object has, by the one that it goes by."""
 
 
-def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Dynamo does otherwise.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
+def guarded_too() -> list[Override]:
+    """What Dynamo does otherwise."""
 
     def guard_key(variable: Any, key: Any) -> None:
         """Which object it was that a dict or set does not have; of functions Dynamo guards the code alone."""
@@ -76,11 +71,10 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
             for part in names:
                 install_guard(AttrSource(key.source, part).make_guard(GuardBuilder.ID_MATCH))
         elif isinstance(key, NumpyNdarrayVariable) or (_has_own_hash(key) and not _is_guarded_by_value(key)):
-            break_the_graph(
-                gb_type="lookup of an object that is compared by its value",
-                context=f"{key}",
-                explanation="Dynamo looks for the same object, and has an array for a number of numpy's.",
-                hints=[],
+            end_graph(
+                "lookup of an object that is compared by its value",
+                f"{key}",
+                "Dynamo looks for the same object, and has an array for a number of numpy's.",
             )
         elif key.source and (isinstance(key, UserFunctionVariable) or _is_forgotten(variable, key)):
             install_guard(key.source.make_guard(GuardBuilder.ID_MATCH))
@@ -119,11 +113,10 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
 
     def identity(prior: Any, left: Any, right: Any) -> Any:
         if _is_method(left) and _is_method(right):  # two that are equal are two to Dynamo
-            return break_the_graph(
-                gb_type="comparison of methods",
-                context=f"{left} {right}",
-                explanation="Each read of a method makes a new one, and two of the same object are equal.",
-                hints=[],
+            end_graph(
+                "comparison of methods",
+                f"{left} {right}",
+                "Each read of a method makes a new one, and two of the same object are equal.",
             )
         for source in _names_of_compared(left, right):
             install_guard(source.make_guard(GuardBuilder.ID_MATCH))
@@ -131,11 +124,10 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
 
     def is_the_same(prior: Any, left: Any, right: Any) -> Any:
         if all(isinstance(each, _CONTAINERS) and each.source for each in (left, right)):
-            return break_the_graph(
-                gb_type="comparison of containers by identity",
-                context=f"{left} {right}",
-                explanation="Dynamo looks at what a dict, list, tuple or set holds, and not at which it is.",
-                hints=[],
+            end_graph(
+                "comparison of containers by identity",
+                f"{left} {right}",
+                "Dynamo looks at what a dict, list, tuple or set holds, and not at which it is.",
             )
         return identity(prior, left, right)
 
@@ -153,22 +145,19 @@ def guarded_too(break_the_graph: Callable[..., Any]) -> list[Override]:
             vars(_tracing().output).setdefault(_ALIASES, {})[known_by] = source
         return guard
 
-    def of_tracing(*_: Any, **__: Any) -> Any:
-        return _tracing()
-
     found = [
-        Override(builtin, _IDENTITY, is_the_same, translator=of_tracing),
-        Override(sys.modules.get(_PROTOCOL, builtin), _IDENTITY, identity, translator=of_tracing),
-        Override(builtin, "extract_fake_example_value", example_value, translator=of_tracing),
-        *([Override(builder, _SAME, same_object, translator=of_tracing)] if _COMPARED else []),
+        Override(builtin, _IDENTITY, is_the_same),
+        Override(sys.modules.get(_PROTOCOL, builtin), _IDENTITY, identity),
+        Override(builtin, "extract_fake_example_value", example_value),
+        *([Override(builder, _SAME, same_object)] if _COMPARED else []),
         Override(ConstDictVariable, "call_method", dict_method),
-        Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match, translator=of_tracing),
+        Override(ConstDictVariable, "install_dict_keys_match_guard", keys_match),
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
         Override(ConstDictVariable, "install_dict_contains_guard", looked_up),
         Override(SetVariable, "install_set_contains_guard", looked_up),
         Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
     ]
-    return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+    return [each for each in found if hasattr(each.owner, each.name)]  # torch 2.11 has none for identity
 
 
 def _names_of_compared(left: Any, right: Any) -> list[Any]:

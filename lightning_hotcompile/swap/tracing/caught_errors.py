@@ -16,7 +16,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.resume_execution import ContinueExecutionCache
 
 from lightning_hotcompile.plan.source import parsed
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
@@ -37,29 +37,20 @@ _BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
 """
 
 
-def errors_stay_caught(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Dynamo does otherwise.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
+def errors_stay_caught() -> list[Override]:
+    """What Dynamo does otherwise."""
 
     def create_proxy(prior: Any, output: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
         frame = _catching(output.current_tx) if kind.startswith("call_") else None
         if frame is not None:
-            break_the_graph(
-                gb_type="operation whose errors are caught",
-                context=f"{frame.f_code.co_name}, line {frame.lineno}",
-                explanation="Its error would not come to the handler of the function.",
-                hints=[],
+            end_graph(
+                "operation whose errors are caught",
+                f"{frame.f_code.co_name}, line {frame.lineno}",
+                "Its error would not come to the handler of the function.",
             )
         return prior(output, kind, *args, **kwargs)
 
-    return [
-        Override(
-            OutputGraph, "create_proxy", create_proxy, translator=lambda output, *_, **__: output.root_tx
-        )
-    ]
+    return [Override(OutputGraph, "create_proxy", create_proxy)]
 
 
 def _catching(translator: Any) -> Any | None:

@@ -7,30 +7,25 @@ runs it several times. The other ranks, which may run this step eagerly, meet th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch.fx import GraphModule, Node
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.parity.captured import nodes_in
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
 
 
-def called_by_python(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """A collective ends the graph.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
+def called_by_python() -> list[Override]:
+    """A collective ends the graph."""
 
     def call(prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        return break_the_graph(
-            gb_type="collective of torch.distributed",
-            context=f"{variable}",
-            explanation="All ranks come to it in the same order, compiled or not.",
-            hints=[],
+        end_graph(
+            "collective of torch.distributed",
+            f"{variable}",
+            "All ranks come to it in the same order, compiled or not.",
         )
 
     return [Override(CollectiveFunctionRewriteVariable, "call_function", call)]
@@ -42,8 +37,7 @@ def why_not_captured(graph_module: GraphModule) -> str | None:
     Functional collectives of torch's that the user calls become a part of it. Bodies of checkpoints and
     other subgraphs count too.
     """
-    graphs = (module for module in graph_module.modules() if isinstance(module, GraphModule))
-    nodes = (node for graph in graphs for node in graph.graph.nodes if _is_collective(node))
+    nodes = filter(_is_collective, nodes_in(graph_module))
     found = ", ".join(dict.fromkeys(str(node.target) for node in nodes))
     return f"it holds collectives of torch.distributed ({found}), which are left to eager" if found else None
 

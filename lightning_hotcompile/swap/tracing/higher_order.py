@@ -7,21 +7,17 @@ the step has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
 from torch._dynamo.variables.higher_order_ops import TorchHigherOrderOperatorVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 
-def called_whole(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Dynamo does otherwise.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
+def called_whole() -> list[Override]:
+    """What Dynamo does otherwise."""
 
     def call(prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -29,11 +25,10 @@ def called_whole(break_the_graph: Callable[..., Any]) -> list[Override]:
         except UncapturedHigherOrderOpError:
             pass
         try:
-            return break_the_graph(
-                gb_type="a function that breaks the graph, in an operation on functions",
-                context=f"{variable}",
-                explanation=f"{variable.value} is captured as a whole or not at all.",
-                hints=[],
+            end_graph(
+                "a function that breaks the graph, in an operation on functions",
+                f"{variable}",
+                f"{variable.value} is captured as a whole or not at all.",
             )
         except Unsupported as error:
             error.skip_frame = True  # torch.cond itself runs, and not what it calls while it is traced

@@ -6,27 +6,22 @@ on. What is called within it is compiled by itself, as it is in a validation ste
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.variables.ctx_manager import InferenceModeVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 
-def entered_by_python(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Dynamo does otherwise.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
+def entered_by_python() -> list[Override]:
+    """What Dynamo does otherwise."""
 
     def enter(prior: Any, variable: Any, tx: Any) -> Any:
-        return break_the_graph(
-            gb_type="inference mode within a step",
-            context=f"inference_mode({variable.target_values[0]})",
-            explanation="Backends cannot compile it in the middle of a graph.",
-            hints=["Use torch.no_grad() there."],
+        end_graph(
+            "inference mode within a step",
+            f"inference_mode({variable.target_values[0]})",
+            "Backends cannot compile it in the middle of a graph.",
+            "Use torch.no_grad() there.",
         )
 
     return [Override(InferenceModeVariable, "enter", enter)]

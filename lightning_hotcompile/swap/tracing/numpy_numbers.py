@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch._dynamo.bytecode_transformation import create_instruction
-from torch._dynamo.symbolic_convert import InstructionTranslator, compare_op_handlers
+from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.variables import (
     BaseListVariable,
     BuiltinVariable,
@@ -28,7 +28,7 @@ from torch._dynamo.variables.lazy import LazyConstantVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 NUMBER = (bool, int, float, complex)
 
@@ -77,52 +77,44 @@ class NumpyNumber(ConstantVariable):
         codegen.append_output(create_instruction("LOAD_CONST", argval=self.number))
 
 
-def computed_as_numpy_does(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Python computes of such numbers; their attributes and methods are left to Python.
+def computed_as_numpy_does() -> list[Override]:
+    """What Python computes of such numbers; their attributes and methods are left to Python."""
 
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
-
-    def of_tracing(*_: Any, **__: Any) -> Any:
-        return InstructionTranslator.current_tx()
-
-    def left(what: str, variable: Any, args: Sequence[Any]) -> Any:
-        return break_the_graph(
-            gb_type=what,
-            context=f"{variable} {args}",
-            explanation="A graph has Python's numbers and tensors, with other types and other dtypes.",
-            hints=[],
+    def left(what: str, variable: Any, args: Sequence[Any]) -> NoReturn:
+        end_graph(
+            what,
+            f"{variable} {args}",
+            "A graph has Python's numbers and tensors, with other types and other dtypes.",
         )
 
     def call(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if variable.fn in _OF_ARRAYS and _is_otherwise_of_arrays(args):
-            return left("computation with a number of numpy's", variable, args)
+            left("computation with a number of numpy's", variable, args)
         if not any(isinstance(each, NumpyNumber) for each in args):
             return prior(variable, tx, args, kwargs)
         if variable.fn in _PYTHONS and (found := outcome(variable.fn, args, kwargs)) is not None:
             return found
         if variable.fn in _LEFT_TO_PYTHON:
-            return left("attribute of a number of numpy's", variable, args)
+            left("attribute of a number of numpy's", variable, args)
         if any(isinstance(each, SymNodeVariable) for each in args):
-            return left("number of numpy's and one that changes", variable, args)
+            left("number of numpy's and one that changes", variable, args)
         return prior(variable, tx, args, kwargs)
 
     def array(prior: Any, variable: Any, proxy: Any, **kwargs: Any) -> Any:
         """Of an array with dimensions numpy gives a number where Dynamo has an array of none."""
         example = proxy.node.meta.get("example_value")
         if proxy.node.op != "placeholder" and getattr(example, "ndim", None) == 0:
-            return left("number out of an array of numpy's", proxy, [])
+            left("number out of an array of numpy's", proxy, [])
         return prior(variable, proxy, **kwargs)
 
     def make(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if any(variable.value is each for each in _MAKE_TENSORS) and any(map(_holds_one, args)):
-            return left("tensor of numbers of numpy's", variable, args)
+            left("tensor of numbers of numpy's", variable, args)
         return prior(variable, tx, args, kwargs)
 
     return [
         Override(BuiltinVariable, "call_function", call),
-        Override(NumpyNdarrayVariable, "__init__", array, translator=of_tracing),
+        Override(NumpyNdarrayVariable, "__init__", array),
         Override(TorchInGraphFunctionVariable, "call_function", make),
     ]
 

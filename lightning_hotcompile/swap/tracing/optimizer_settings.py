@@ -8,7 +8,6 @@ well: updates on a CPU raise then, and checkpoints keep it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch.optim
@@ -19,12 +18,8 @@ from lightning_hotcompile.swap.tracing.overrides import Override
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 
 
-def as_they_are(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Dynamo does otherwise.
-
-    Args:
-        break_the_graph: not used.
-    """
+def as_they_are() -> list[Override]:
+    """What Dynamo does otherwise."""
 
     def attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
         if name == "param_groups" and not tx.f_code.co_filename.startswith(_OPTIMIZERS):

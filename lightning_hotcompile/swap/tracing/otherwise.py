@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from lightning_hotcompile.swap.tracing.added_guards import guarded_too
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
@@ -12,7 +9,7 @@ from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.tracing.optimizer_settings import as_they_are
-from lightning_hotcompile.swap.tracing.overrides import Overrides
+from lightning_hotcompile.swap.tracing.overrides import Override
 from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
 
@@ -29,10 +26,6 @@ _LEFT = (
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
 
-def all_overrides(break_the_graph: Callable[..., Any]) -> Overrides:
-    """A context in which Dynamo does so.
-
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
-    return Overrides([each for part in (*_LEFT, guarded_too) for each in part(break_the_graph)])
+def all_overrides() -> list[Override]:
+    """In the order in which they are put: of two of one name the later one is called first."""
+    return [each for part in (*_LEFT, guarded_too) for each in part()]

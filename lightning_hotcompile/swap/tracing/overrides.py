@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-from unittest.mock import patch
+from typing import Any, NoReturn
 
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from lightning_hotcompile.swap.replaced import put_in_place
 
 Method = Callable[..., Any]
 
@@ -18,7 +19,7 @@ _WRAPPED = ("backend_compile_fn", "compiler_fn", "__wrapped__", "_torchdynamo_or
 
 
 def mark(backend: Method) -> None:
-    """Mark a backend: what is traced for it while :class:`Overrides` are on is traced by them.
+    """Mark a backend: what is traced for it while an :class:`Override` is put is traced by that.
 
     What the user compiles is not marked. It is as without the callback, also where it may not break.
     """
@@ -33,45 +34,37 @@ class Override:
         owner: the class, or the module in which the function has its name.
         name: of it.
         instead: called with Dynamo's own method first, then with what that would have been called with.
-        translator: of the arguments from the second one on, which one says for which backend this is.
     """
 
     owner: type | types.ModuleType
     name: str
     instead: Method
-    translator: Callable[..., Any] = lambda self, tx, *args, **kwargs: tx
 
-
-class Overrides:
-    """A context in which methods of Dynamo's are overridden; it is not entered twice at a time.
-
-    Args:
-        overrides: which ones.
-    """
-
-    def __init__(self, overrides: Iterable[Override]) -> None:
-        self._overrides = tuple(overrides)
-        self._undo = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as undo:
-            for each in self._overrides:
-                method = _instead_of(getattr(each.owner, each.name), each)
-                undo.enter_context(patch.object(each.owner, each.name, method))
-            self._undo = undo.pop_all()
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
+    def put(self) -> Callable[[], None]:
+        """Have it called; returns what undoes that, the last one first where several are of one name."""
+        method = _instead_of(getattr(self.owner, self.name), self)
+        return put_in_place({(self.owner, self.name): method})
 
 
 def _instead_of(prior: Method, override: Override) -> Method:
     def method(*args: Any, **kwargs: Any) -> Any:
-        translator = override.translator(*args, **kwargs)
-        if not _is_marked(getattr(translator.output, "compiler_fn", None)):
+        if is_traced_for_others():
             return prior(*args, **kwargs)
         return override.instead(prior, *args, **kwargs)
 
     return method
+
+
+def end_graph(what: str, context: str, why: str, *hints: str) -> NoReturn:
+    """Break the graph here: what follows is left to Python.
+
+    Args:
+        what: ends it; the same text each time.
+        context: the variable or the place, for who reads the log.
+        why: it ends, for the user.
+        hints: what the user may do about it.
+    """
+    unimplemented(gb_type=what, context=context, explanation=why, hints=list(hints))
 
 
 def is_traced_for_others() -> bool:
@@ -80,7 +73,7 @@ def is_traced_for_others() -> bool:
         translator = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced
         return False
-    return not _is_marked(translator.output.compiler_fn)
+    return not _is_marked(getattr(translator.output, "compiler_fn", None))
 
 
 def _is_marked(backend: Any) -> bool:

@@ -8,7 +8,7 @@ that the step calls are compiled by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,12 +27,8 @@ class GradientsOfResultsError(HotCompileError):
     """Raised while a frame is traced: it is not compiled, and neither are those that it was inlined into."""
 
 
-def refused(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Dynamo does otherwise.
-
-    Args:
-        break_the_graph: not used: a graph break would be too late.
-    """
+def refused() -> list[Override]:
+    """What Dynamo does otherwise; a graph break would be too late."""
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         # Where errors are raised a graph break is all that is left, and the error may come from autograd.

@@ -18,82 +18,76 @@ import inspect
 import os
 import types
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch._dynamo.variables as variables
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 
-def left_to_python(break_the_graph: Callable[..., Any]) -> list[Override]:
-    """What Dynamo does otherwise.
+def left_to_python() -> list[Override]:
+    """What Dynamo does otherwise."""
 
-    Args:
-        break_the_graph: Dynamo's function that ends a graph, with a reason in its four arguments.
-    """
-
-    def broken(what: str, name: str, variable: Any) -> Any:
-        return break_the_graph(
-            gb_type=what,
-            context=f"{name} {variable}",
-            explanation="It changes from step to step, and no guard of Dynamo's looks at it.",
-            hints=[],
+    def broken(what: str, name: str, variable: Any) -> NoReturn:
+        end_graph(
+            what,
+            f"{name} {variable}",
+            "It changes from step to step, and no guard of Dynamo's looks at it.",
         )
 
     def random_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if variable.source is None:  # made in the step: the same one each time
             return prior(variable, tx, name, *args, **kwargs)
-        return broken("state of a random number generator of Python's", name, variable)
+        broken("state of a random number generator of Python's", name, variable)
 
     def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if variable.source is not None and name in ("popitem", "move_to_end"):
-            return broken("order of a dict", name, variable)
+            broken("order of a dict", name, variable)
         return prior(variable, tx, name, *args, **kwargs)
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         if isinstance(value, deque) and value.maxlen is not None:
-            return broken("deque with maxlen", "use of", builder)
+            broken("deque with maxlen", "use of", builder)
         if isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
             return builder.wrap_user_defined(value)  # as torch before 2.14 does: its use ends the graph
         return prior(builder, value)
 
     def in_order(prior: Any, variable: Any, tx: Any) -> Any:
         if _has_own_order(variable, tx):
-            return broken("order of a set", "use of", variable)
+            broken("order of a set", "use of", variable)
         return prior(variable, tx)
 
     def set_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         changes = name in _CHANGE_SETS and (variable.source is not None or name == "pop")
         if changes and _is_set(variable) and not _is_as_before(variable, name, *args):
-            return broken("order of a set", name, variable)
+            broken("order of a set", name, variable)
         return prior(variable, tx, name, *args, **kwargs)
 
     def stored(prior: Any, effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(item, variables.UserDefinedClassVariable) and item.source is not None:
-            return broken("attribute of a class", name, item)
+            broken("attribute of a class", name, item)
         return prior(effects, item, name, *args, **kwargs)
 
     def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
         if isinstance(tx.stack[-1], SymNodeVariable) and spec.as_python_constant():
-            return broken("text of a number", str(spec.as_python_constant()), tx.stack[-1])
+            broken("text of a number", str(spec.as_python_constant()), tx.stack[-1])
         return prior(tx, spec, flags)
 
     found = [
         Override(RandomVariable, "call_method", random_method),
         *(Override(kind, "call_method", dict_method) for kind in _dicts()),
-        Override(VariableBuilder, "_wrap", wrapped, translator=lambda builder, value: builder.tx),
-        Override(SideEffects, "store_attr", stored, translator=lambda *_, **__: _tracing()),
-        Override(InstructionTranslatorBase, "_format_value", formatted, translator=lambda tx, *_: tx),
+        Override(VariableBuilder, "_wrap", wrapped),
+        Override(SideEffects, "store_attr", stored),
+        Override(InstructionTranslatorBase, "_format_value", formatted),
         *(Override(kind, "call_method", set_method) for kind in _sets()),
         *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),
     ]
-    return [each for each in found if hasattr(each.owner, each.name)]  # an older torch has not all of them
+    return [each for each in found if hasattr(each.owner, each.name)]  # torch 2.11 has no tp_iter_impl
 
 
 _CHANGE_SETS = frozenset({"add", "clear", "discard", "pop", "remove", "update"}) | frozenset(
@@ -132,10 +126,6 @@ def _has_own_order(variable: Any, tx: Any) -> bool:
         return True  # it goes by their addresses
     values = [item.as_python_constant() for item in items]
     return list(dict.fromkeys(values)) != list(set(values))
-
-
-def _tracing() -> Any:
-    return InstructionTranslator.current_tx()
 
 
 def _dicts() -> list[type]:
