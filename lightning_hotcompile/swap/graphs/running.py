@@ -255,12 +255,12 @@ class GraphAtWork:
         if isinstance(failure, LayoutChangedError):  # nothing has run: the optimizer's own step answers
             self._give_up(reason, failure)
             raise failure
-        if before is not None:
-            before.put_back()
-        elif self._changes_what_it_holds():
+        if before is None and self._changes_what_it_holds():
             self._give_up(reason, failure)
             raise failure
         let_go(failure)
+        if before is not None:
+            before.put_back()
         answer = self._eager(*args)
         self._give_up(reason, failure)
         return answer
