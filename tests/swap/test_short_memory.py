@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_hotcompile.swap.graphs.saved_inputs import watch_until_backward
+from lightning_hotcompile.swap.parity import tripwire
 from lightning_hotcompile.swap.parity.clones import Kept
 from lightning_hotcompile.swap.parity.compare import compare
-from lightning_hotcompile.swap.parity.tripwire import Before
+from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
+from lightning_hotcompile.swap.parity.verdict import Parity
 from tests.swap.test_tripwire import Scripted, watched
 
 
 def out_of_memory(*_: Any, **__: Any) -> Any:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ class TestPuttingBack:
 
         def runs_out(x: Tensor) -> tuple[Tensor]:
             step(x)
-            return out_of_memory()  # type: ignore[no-any-return]
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
         parity = compare(step, runs_out, [torch.ones(1)], held)
         assert parity.agrees is None
@@ -67,7 +70,7 @@ class TestPuttingBack:
         def runs_out(forward: Any, args: tuple[Any, ...]) -> Any:
             buffer = torch.empty(100)
             buffers.append(weakref.ref(buffer))
-            return out_of_memory()
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
         def look(self: Before) -> None:
             alive.append(any(ref() is not None for ref in buffers))
@@ -81,3 +84,55 @@ class TestPuttingBack:
         assert len(buffers) == 1
         assert alive == [False]
         assert count.item() == 2
+
+
+class TestLooking:
+    def test_without_memory_to_keep_what_changes_runs_are_no_longer_looked_at(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        witness, compiled = watched(Scripted(lambda forward, args: forward(*args), run=1), counts)
+        count = torch.zeros(1)
+        compiled(torch.ones(2), count)
+        monkeypatch.setattr(tripwire, "Kept", out_of_memory)
+        assert compiled(torch.ones(2), count).tolist() == [2, 2]
+        monkeypatch.setattr(tripwire, "Kept", lambda _: pytest.fail("kept"))
+        assert compiled(torch.ones(2), count).tolist() == [3, 3]
+        assert witness.error_of("one") is None
+        assert witness.runs_of("one") == 3
+        assert witness.graphs[0].unwatched == (
+            "not looked at for NaN for lack of memory: it ran out in run 2"
+        )
+
+    def test_without_memory_to_look_at_outputs_nothing_is_proven(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        witness, compiled = watched(Scripted(lambda forward, args: forward(*args), run=1), counts)
+        count = torch.zeros(1)
+        compiled(torch.ones(2), count)
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "isfinite", out_of_memory)
+            assert compiled(torch.ones(2), count).tolist() == [2, 2]
+        assert count.item() == 2
+        assert witness.error_of("one") is None
+
+    def test_nor_without_memory_for_another_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the graph holds by itself would be put back after it."""
+        held = torch.zeros(1)
+        look = Tripwire(lambda x: (x + held.add_(1),), [held], Parity(agrees=True, changed_held=(0,)))
+        before = look.before([torch.ones(1)])
+        assert before is not None
+        held.add_(1)
+        monkeypatch.setattr(tripwire, "Kept", out_of_memory)
+        assert not look.finds((torch.tensor([float("nan")]),), [torch.ones(1)], before)
+        assert held.item() == 1
+
+    @pytest.mark.usefixtures("no_memory_to_compare")
+    @pytest.mark.parametrize("is_counted", [False, True])
+    def test_a_backward_goes_by_the_counts_of_changes(self, is_counted: bool) -> None:
+        found: list[frozenset[int]] = []
+        x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+        y = w * 2
+        assert watch_until_backward({0: x}, [y], found.append)
+        (x if is_counted else x.data).add_(1)
+        y.sum().backward()
+        assert found == [frozenset({0} if is_counted else ())]
