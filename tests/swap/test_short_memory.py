@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hotcompile.swap.graphs.saved_inputs import watch_until_backward
-from lightning_hotcompile.swap.parity import tripwire
-from lightning_hotcompile.swap.parity.clones import Kept
+from lightning_hotcompile.swap.parity import trial, tripwire
+from lightning_hotcompile.swap.parity.clones import Kept, clone_inputs
 from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
 from lightning_hotcompile.swap.parity.verdict import Parity
@@ -84,6 +87,64 @@ class TestPuttingBack:
         assert len(buffers) == 1
         assert alive == [False]
         assert count.item() == 2
+
+
+class TestAutocast:
+    """It keeps its casts, and by them what they were made of, until it ends: as late as the step does."""
+
+    @pytest.fixture
+    def copies(self, monkeypatch: pytest.MonkeyPatch) -> list[StorageWeakRef]:
+        """The memory of all copies of inputs, told weakly."""
+        found: list[StorageWeakRef] = []
+
+        def told(inputs: Sequence[Any]) -> list[Any]:
+            clones = clone_inputs(inputs)
+            found.extend(StorageWeakRef(t.untyped_storage()) for t in clones)
+            return clones
+
+        monkeypatch.setattr(trial, "clone_inputs", told)
+        return found
+
+    @pytest.mark.parametrize("is_short", [False, True])
+    def test_no_copy_of_a_weight_outlives_the_comparison(
+        self, copies: list[StorageWeakRef], is_short: bool
+    ) -> None:
+        def forward(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            return ((x @ w).float(),)
+
+        def runs_out(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            forward(x, w)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        w = nn.Parameter(torch.randn(8, 8))
+        with torch.autocast("cpu", torch.bfloat16):
+            parity = compare(forward, runs_out if is_short else forward, [torch.randn(4, 8), w])
+            assert parity.agrees is (None if is_short else True)
+            assert len(copies) == 4
+            assert [ref.expired() for ref in copies] == [True] * 4
+
+    def test_nor_a_cast_that_the_search_for_nan_has_made(self) -> None:
+        casts: list[StorageWeakRef] = []
+
+        class Told(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                found = func(*args, **(kwargs or {}))
+                if func is torch.ops.aten._to_copy.default:
+                    casts.append(StorageWeakRef(found.untyped_storage()))
+                return found
+
+        def forward(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            with Told():
+                return ((x @ w).float(),)
+
+        args = [torch.randn(4, 8), nn.Parameter(torch.randn(8, 8))]
+        look = Tripwire(forward, [], Parity(agrees=True))
+        before = look.before(args)
+        assert before is not None
+        with torch.autocast("cpu", torch.bfloat16):
+            assert look.finds((torch.full((4, 8), float("nan")),), args, before)
+            assert len(casts) == 3
+            assert [ref.expired() for ref in casts] == [True] * 3
 
 
 class TestLooking:

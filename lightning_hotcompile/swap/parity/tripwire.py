@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, random_state_kept
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.verdict import Parity
@@ -98,7 +99,7 @@ class Tripwire:
         autograd has saved of them.
         """
         try:
-            with torch.no_grad(), before.random():
+            with torch.no_grad(), before.random(), without_autocast_cache():
                 clones = clone_inputs(args)
                 changed = [clones[i] for i in self._changed]
                 for clone, value in zip(changed, before.inputs.values, strict=True):
