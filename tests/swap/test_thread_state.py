@@ -17,7 +17,11 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.graphs.thread_state import ThreadState, put_back_after_errors
+from lightning_hotcompile.swap.graphs.thread_state import (
+    ThreadState,
+    put_back_after_errors,
+    without_autocast_cache,
+)
 from lightning_hotcompile.swap.graphs.witness import Witness
 
 
@@ -50,6 +54,15 @@ def test_autocast_of_the_process_is_left_where_there_was_none() -> None:
         with outside.applied():
             assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_casts_are_kept_again_afterwards_if_they_were(cache: bool) -> None:
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
+        with contextlib.suppress(KeyError), without_autocast_cache():
+            assert not torch.is_autocast_cache_enabled()
+            raise KeyError
+        assert torch.is_autocast_cache_enabled() is cache
 
 
 def test_after_an_error_too() -> None:

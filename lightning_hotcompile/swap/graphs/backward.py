@@ -23,10 +23,13 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
+from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.graphs.unbounded import asked_in_vain, unbounded
+from lightning_hotcompile.swap.graphs.uncounted import not_counting
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.reach import Reach, made_by
+from lightning_hotcompile.swap.parity.verdict import Parity
 
 
 class BackwardAsEager:
@@ -110,6 +113,14 @@ class BackwardAsEager:
             None if used.isdisjoint(self._depending.get(j, used)) else gradient
             for j, gradient in enumerate(grad_inputs)
         ]
+
+
+def as_autograd_has_eager(compiled: CompiledFn, parity: Parity) -> CompiledFn:
+    """Compiled code, with the backward and the counts of changes that eager has."""
+    code = without_disable(compiled)
+    if parity.reach or parity.sharing:
+        code = BackwardAsEager(code, parity.reach, parity.sharing)
+    return not_counting(code, parity.uncounted) if parity.uncounted else code
 
 
 class SeparateBackwards:

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from lightning_hotcompile.errors import HotCompileError, ParityError, first_line, warn
 from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
-from lightning_hotcompile.swap.graphs.backward import BackwardAsEager, SeparateBackwards
+from lightning_hotcompile.swap.graphs.backward import SeparateBackwards, as_autograd_has_eager
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.saved_inputs import (
     at_positions,
@@ -25,7 +25,7 @@ from lightning_hotcompile.swap.graphs.saved_inputs import (
 from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use, strides_kept
 from lightning_hotcompile.swap.graphs.traced_once import once_real
 from lightning_hotcompile.swap.graphs.unbounded import divides
-from lightning_hotcompile.swap.graphs.uncounted import holds_noise, not_counting, written_behind_autograd
+from lightning_hotcompile.swap.graphs.uncounted import holds_noise, written_behind_autograd
 from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import compare
@@ -138,7 +138,7 @@ class GraphAtWork:
         else:
             self._graph.unwatched = parity.reason
         if parity.agrees and (parity.reach or parity.sharing or parity.uncounted):
-            self._compiled, self._rest = self._as_autograd_has_eager(parity), self._unwatched
+            self._compiled, self._rest = as_autograd_has_eager(self._compiled, parity), self._unwatched
         self._instead = self._watched if self._graph.unwatched is None else self._rest
         waits = hooks_in_use() is None and (parity.needed or parity.hidden or parity.several)
         if parity.agrees and waits:  # a checkpoint, which has hooks, compares its two runs
@@ -146,13 +146,6 @@ class GraphAtWork:
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
         return self._watched_run(args) if self._graph.unwatched is None else self._unwatched(*args)
-
-    def _as_autograd_has_eager(self, parity: Parity) -> CompiledFn:
-        """The code, with the backward and the counts of changes that eager has."""
-        code = without_disable(self._compiled)
-        if parity.reach or parity.sharing:
-            code = BackwardAsEager(code, parity.reach, parity.sharing)
-        return not_counting(code, parity.uncounted) if parity.uncounted else code
 
     def _before_a_backward(self, *args: Any) -> Any:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
@@ -213,7 +206,11 @@ class GraphAtWork:
 
     def _watched_run(self, args: Sequence[Any]) -> Any:
         assert self._tripwire is not None
-        before = self._tripwire.before(args)
+        if (before := self._tripwire.before(args)) is None:
+            in_run = f"it ran out in run {self._graph.runs}"
+            self._graph.unwatched = f"not looked at for NaN for lack of memory: {in_run}"
+            self._instead = self._rest
+            return self._unwatched(*args)
         try:
             outputs = self._compiled(*args)
         except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
@@ -257,12 +254,12 @@ class GraphAtWork:
         if isinstance(failure, LayoutChangedError):  # nothing has run: the optimizer's own step answers
             self._give_up(reason, failure)
             raise failure
-        if before is not None:
-            before.put_back()
-        elif self._changes_what_it_holds():
+        if before is None and self._changes_what_it_holds():
             self._give_up(reason, failure)
             raise failure
         let_go(failure)
+        if before is not None:
+            before.put_back()
         answer = self._eager(*args)
         self._give_up(reason, failure)
         return answer

@@ -80,7 +80,10 @@ def _copies(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
 def _is_still(tensor: Tensor, value: Tensor | None, version: int | None) -> bool:
     if version_of(tensor) != version:
         return False
-    return value is None or (tensor.shape == value.shape and _are_equal(tensor, value))
+    try:
+        return value is None or (tensor.shape == value.shape and _are_equal(tensor, value))
+    except torch.OutOfMemoryError:
+        return True  # as without memory for a copy
 
 
 def _are_equal(a: Tensor, b: Tensor) -> bool:

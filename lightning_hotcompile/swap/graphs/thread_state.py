@@ -69,6 +69,21 @@ def without_autocast() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Autocast keeps no casts of what is used inside.
+
+    A cast holds what it was made of, and is kept until the outermost autocast ends: copies of weights that
+    are used once would stay until then.
+    """
+    was = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was)
+
+
+@contextlib.contextmanager
 def put_back_after_errors() -> Iterator[None]:
     """After an error inside the thread is as it was before.
 

@@ -86,11 +86,21 @@ class Kept:
         self.values = [t.detach().clone() for t in tensors]
 
     def put_back(self) -> None:
-        """Give the tensors their values again; those that have them still are not touched."""
+        """Give the tensors their values again; those that have them still are not touched.
+
+        Without memory to tell, which takes some, they are all written to, which takes none.
+        """
         with torch.no_grad():
             for tensor, value in zip(self.tensors, self.values, strict=True):
-                if not torch.equal(tensor, value):
+                if not _are_known_equal(tensor, value):
                     tensor.copy_(value)
+
+
+def _are_known_equal(a: Tensor, b: Tensor) -> bool:
+    try:
+        return torch.equal(a, b)
+    except torch.OutOfMemoryError:
+        return False
 
 
 class RandomState:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
 from lightning_hotcompile.swap.parity.clones import random_state_kept, why_not_cloned
 from lightning_hotcompile.swap.parity.difference import (
     Run,
@@ -40,6 +41,7 @@ class NotNeutral(Exception):
     """Why a graph cannot be compared without its random numbers."""
 
 
+@without_autocast_cache()
 def compare(
     eager: CompiledFn,
     compiled: CompiledFn,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, random_state_kept
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.verdict import Parity
@@ -63,19 +64,28 @@ class Tripwire:
         reason = why_memory_is_short(self._tensors(args), 2.0)
         return reason and f"not looked at for NaN for lack of memory: {reason}"
 
-    def before(self, args: Sequence[Any]) -> Before:
-        """Keep what the graph is about to change."""
-        return Before([args[i] for i in self._changed], self._held)
+    def before(self, args: Sequence[Any]) -> Before | None:
+        """Keep what the graph is about to change, ``None`` if there is no memory for it."""
+        try:
+            return Before([args[i] for i in self._changed], self._held)
+        except torch.OutOfMemoryError:
+            return None
 
     def _tensors(self, args: Sequence[Any]) -> list[Tensor]:
         return [*(args[i] for i in self._changed), *self._held]
 
     def finds(self, outputs: Any, args: Sequence[Any], before: Before) -> bool:
-        """Whether something is not finite that eager makes finite. Nothing is changed by looking."""
-        odd = _not_finite([*flat(outputs), *self._tensors(args)])
-        if not odd:
+        """Whether something is not finite that eager makes finite. Nothing is changed by looking.
+
+        Without memory to look nothing is found.
+        """
+        try:
+            odd = _not_finite([*flat(outputs), *self._tensors(args)])
+            if not odd:
+                return False
+            ours = Kept(self._held)
+        except torch.OutOfMemoryError:
             return False
-        ours = Kept(self._held)
         try:
             finite = self._finite_in_eager(args, before)
         finally:
@@ -89,7 +99,7 @@ class Tripwire:
         autograd has saved of them.
         """
         try:
-            with torch.no_grad(), before.random():
+            with torch.no_grad(), before.random(), without_autocast_cache():
                 clones = clone_inputs(args)
                 changed = [clones[i] for i in self._changed]
                 for clone, value in zip(changed, before.inputs.values, strict=True):
