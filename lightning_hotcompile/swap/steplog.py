@@ -21,6 +21,14 @@ from lightning_hotcompile.swap.covers import cover, uncover
 from lightning_hotcompile.swap.dynamo import dynamic_integers
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.step_method import (
+    ClassMethods,
+    ignoring_self,
+    is_method_of,
+    looking_like,
+    method_of_class,
+    source_of,
+)
 
 _CALLS = "_hotcompile_log_calls"
 _LOGGING_METHODS = ("log", "log_dict")
@@ -200,27 +208,36 @@ class SwappedStep(SwappedRegion):
     """The whole ``training_step``, or another stage's step, as one region.
 
     ``self.log`` inside a compiled step would be an internal error of Dynamo, or a graph break. What the user
-    puts in place of the step between :meth:`take_out` and :meth:`put` is compiled anew.
+    puts in place of the step between :meth:`take_out` and :meth:`put` is compiled anew, and so is what the
+    module's class has in its place by then, which ours would hide.
     """
+
+    _ours: Callable[..., Any] | None = None
 
     def put(self, root: Any) -> None:
         """Give the module a step method of its own; ``take_out`` removes it."""
         (name,) = self.region.members
-        ours = cover(root, {name: self._replacement(root, name)})
+        self._ours = self._replacement(root, name)
+        ours = cover(root, {name: self._ours})
         # wrapped since by somebody: theirs stays, and ours is eager from now on
         self.undo_later(functools.partial(uncover, root, ours))
 
     def _replacement(self, root: LightningModule, name: str) -> Callable[..., Any]:
         signed, methods = getattr(root, name), stand_ins(root)
-        is_method = _is_method_of(root, signed)
-        original = signed.__func__ if is_method else _ignoring_self(signed)
+        is_method = is_method_of(root, signed)
+        original = signed.__func__ if is_method else ignoring_self(signed)
+        is_own = name in vars(root)
+        of_class = ClassMethods(type(root), (name, *_LOGGING_METHODS))
 
         def step_body(module: LightningModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return original(module, *args, **kwargs)
 
-        compiled = self._compiled_once(_source(root, name), step_body)
+        compiled = self._compiled_once(source_of(root, name), step_body)
 
         def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
+            hides = not is_own and not of_class.are_those_of(type(module))
+            if hides and vars(module).get(name) is self._ours:  # else somebody has kept what he found
+                return self._as_the_class_has_it(module, name)(*args, **kwargs)
             if module is not root or self.is_off():
                 return original(module, *args, **kwargs)  # a copy of the module runs as if never swapped
             if _CALLS in vars(module):
@@ -232,38 +249,19 @@ class SwappedStep(SwappedRegion):
                     return self.call(compiled, step_body, (module, args, kwargs), {})
 
         if is_method:
-            return types.MethodType(_looking_like(original, step), root)
-        return _looking_like(signed, lambda *args, **kwargs: step(root, *args, **kwargs))
+            return types.MethodType(looking_like(original, step), root)
+        return looking_like(signed, lambda *args, **kwargs: step(root, *args, **kwargs))
+
+    def _as_the_class_has_it(self, root: LightningModule, name: str) -> Any:
+        """The step of a module whose class is another one by now, or has another step."""
+        if _CALLS in vars(root) or self.is_off():
+            return method_of_class(root, name)
+        self.take_out()
+        self.put(root)
+        return getattr(root, name)
 
     def _compiled_once(self, source: Any, step_body: Callable[..., Any]) -> CompiledFunction:
         """The same step finds its compiled code when it is put in place again."""
         if self._compiled_call is None or source is not self._compiled_of:
             self._compiled_call, self._compiled_of = self.compiled(step_body), source
         return self._compiled_call
-
-
-def _source(root: LightningModule, name: str) -> Any:
-    """What a method is made of: the same until it is replaced; its bound form is a new one each time."""
-    source = vars(root).get(name, inspect.getattr_static(type(root), name))
-    return source.__func__ if _is_method_of(root, source) else source
-
-
-def _is_method_of(module: LightningModule, step: Any) -> bool:
-    return isinstance(step, types.MethodType) and step.__self__ is module
-
-
-def _looking_like(step: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours, with the name and the parameters of a step.
-
-    Lightning looks for parameters behind one decorator and no more, so ours does not count as another one.
-    """
-    functools.update_wrapper(ours, step)
-    vars(ours)["__wrapped__"] = getattr(step, "__wrapped__", step)
-    return ours
-
-
-def _ignoring_self(bound: Callable[..., Any]) -> Callable[..., Any]:
-    def unbound(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return bound(*args, **kwargs)
-
-    return unbound

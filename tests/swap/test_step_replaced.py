@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -78,13 +79,55 @@ class Around(Counts):
         self.training_step = wrapper
 
 
+class InItsClass(Counts):
+    """Somebody gives the class another step."""
+
+    def replace(self) -> None:
+        def step(self: InItsClass, batch: Any, batch_idx: int) -> Any:
+            return self.second(batch, batch_idx)
+
+        type(self).training_step = step
+
+    def second(self, batch: Any, batch_idx: int) -> Any:
+        self.count()
+        return self.tenth(batch, batch_idx)
+
+
+class Later(InItsClass):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.second(batch, batch_idx)
+
+
+class AnotherClass(InItsClass):
+    """The module becomes one of another class."""
+
+    def replace(self) -> None:
+        self.__class__ = Later
+
+
+class UnderAWrapper(InItsClass):
+    """A wrapper keeps what it found; the class gets another one under it."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == REPLACED_IN - 1:
+            inner = self.training_step
+
+            def wrapper(batch: Any, batch_idx: int) -> Any:
+                if self.current_epoch >= REPLACED_IN:
+                    self.count()
+                return inner(batch, batch_idx)
+
+            self.training_step = wrapper
+        super().on_train_epoch_start()
+
+
 def trained(kind: type[Counts], callback: HotCompile | None) -> Counts:
-    model = seeded(kind)
+    model = seeded(type(kind.__name__, (kind,), {}))  # a class that no other training uses
     fit(model, [callback] if callback else [], max_epochs=EPOCHS)
     return model
 
 
-@pytest.mark.parametrize("kind", [AnotherMethod, AFunction, Around])
+@pytest.mark.parametrize("kind", [AnotherMethod, AFunction, Around, InItsClass, AnotherClass, UnderAWrapper])
 def test_what_takes_the_place_of_the_step_runs_in_each_step_from_then_on(kind: type[Counts]) -> None:
     callback = hot(scope="step", compile_optimizer=False, on_error="eager")
     plain, model = trained(kind, None), trained(kind, callback)
@@ -116,3 +159,29 @@ def test_put_again_the_same_step_finds_its_compiled_code_and_another_one_does_no
     model.training_step = model.tenth  # another object, the same method
     assert [runs_of(lane) for lane in (Lane.COMPILE, Lane.REUSE)] == [1, 1]
     assert "training_step" in vars(model)
+
+
+def test_what_the_class_gets_is_compiled_in_place_of_what_it_had() -> None:
+    """And found again: one that makes a new object at each look is the same as long as it stands there."""
+
+    class Kind(Counts):
+        training_step = functools.partialmethod(Counts.tenth)  # type: ignore[assignment]
+
+    model = seeded(Kind)
+    installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
+    batch = next(iter(loader()))
+
+    def runs_of(lane: Lane, factor: float) -> int:
+        before = installation.witness.total_runs
+        installation.gate.open(lane)
+        torch.testing.assert_close(model.training_step(batch, 0), factor * model.loss(batch))
+        installation.gate.close()
+        return installation.witness.total_runs - before
+
+    installation.put()
+    assert [runs_of(lane, 0.1) for lane in (Lane.COMPILE, Lane.REUSE)] == [1, 1]
+    Kind.training_step = Counts.training_step  # type: ignore[method-assign]
+    assert runs_of(Lane.EAGER, 1.0) == runs_of(Lane.REUSE, 1.0) == 0, "it has not been compiled"
+    assert [runs_of(lane, 1.0) for lane in (Lane.COMPILE, Lane.REUSE)] == [1, 1]
+    installation.take_out()
+    assert "training_step" not in vars(model)

@@ -1,0 +1,79 @@
+"""Which function the step of a module is, and what takes its place looks like."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+
+def source_of(root: nn.Module, name: str) -> Any:
+    """What a method is made of: the same until it is replaced; its bound form is a new one each time."""
+    source = vars(root).get(name, inspect.getattr_static(type(root), name))
+    return source.__func__ if is_method_of(root, source) else source
+
+
+def is_method_of(module: nn.Module, step: Any) -> bool:
+    """Whether it is a function that is bound to the module."""
+    return isinstance(step, types.MethodType) and step.__self__ is module
+
+
+def looking_like(step: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Ours, with the name and the parameters of a step.
+
+    Lightning looks for parameters behind one decorator and no more, so ours does not count as another one.
+    """
+    functools.update_wrapper(ours, step)
+    vars(ours)["__wrapped__"] = getattr(step, "__wrapped__", step)
+    return ours
+
+
+def ignoring_self(bound: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the module before its arguments, from one without."""
+
+    def unbound(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return bound(*args, **kwargs)
+
+    return unbound
+
+
+class ClassMethods:
+    """What a class has under some names at first.
+
+    Args:
+        kind: the class.
+        names: of the methods.
+    """
+
+    def __init__(self, kind: type, names: Sequence[str]) -> None:
+        self._kind = kind
+        self._names = names
+        self._read = [getattr(kind, name) for name in names]
+        self._stored = [_of_class(kind, name) for name in names]
+
+    def are_those_of(self, kind: type) -> bool:
+        """Whether this is the same class, and nothing of that is replaced. Asked in each step."""
+        if kind is not self._kind:
+            return False
+        if [getattr(kind, name) for name in self._names] == self._read:
+            return True
+        # a descriptor may make a new object each time that it is read
+        return [_of_class(kind, name) for name in self._names] == self._stored
+
+
+def method_of_class(module: nn.Module, name: str) -> Callable[..., Any]:
+    """The method that a module has of its class, whatever attribute of its own stands over it."""
+    found = _of_class(type(module), name)
+    bound: Callable[..., Any] = found.__get__(module, type(module)) if hasattr(found, "__get__") else found
+    return bound
+
+
+def _of_class(kind: type, name: str) -> Any:
+    for each in kind.__mro__:
+        if name in vars(each):
+            return vars(each)[name]
+    return None
