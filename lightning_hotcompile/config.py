@@ -18,6 +18,9 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 CUDA_GRAPHS = "triton.cudagraphs"
 """Inductor's option."""
 
+CUDA_GRAPHS_BACKEND = "cudagraphs"
+"""Dynamo's backend that has nothing else."""
+
 
 def uses_cuda_graphs(mode: str | None, options: Mapping[str, Any] | None) -> bool:
     """Whether the callback's compiled code records CUDA graphs: if these ask for it, and else never."""
@@ -231,8 +234,8 @@ class HotCompileConfig:
 
     @property
     def uses_cuda_graphs(self) -> bool:
-        """Whether the chosen mode records CUDA graphs."""
-        return uses_cuda_graphs(self.mode, self.options)
+        """Whether the chosen mode or backend records CUDA graphs."""
+        return self.backend == CUDA_GRAPHS_BACKEND or uses_cuda_graphs(self.mode, self.options)
 
     @property
     def is_repeatable(self) -> bool:

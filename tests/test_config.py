@@ -201,6 +201,11 @@ def test_cuda_graphs_by_options(options: dict[str, Any] | None, expected: bool) 
     assert HotCompileConfig(options=options).uses_cuda_graphs is expected
 
 
+@pytest.mark.parametrize(("backend", "expected"), [("cudagraphs", True), ("aot_eager", False)])
+def test_cuda_graphs_by_backend(backend: str, expected: bool) -> None:
+    assert HotCompileConfig(backend=backend).uses_cuda_graphs is expected
+
+
 def test_each_option_is_documented_in_place() -> None:
     body = ast.parse(inspect.getsource(HotCompileConfig)).body[0].body  # type: ignore[attr-defined]
     documented = {

@@ -118,8 +118,9 @@ class TestBeforeTheFirstStep:
                 {"options": {"triton.cudagraphs": True}},
                 ("options={'triton.cudagraphs': True}", "that option"),
             ),
+            ({"backend": "cudagraphs"}, ("backend='cudagraphs'", "that option")),
         ],
-        ids=["reduce-overhead", "max-autotune", "options"],
+        ids=["reduce-overhead", "max-autotune", "options", "backend"],
     )
     def test_cuda_graphs_with_gradient_accumulation(
         self, options: dict[str, Any], parts: tuple[str, ...]
@@ -130,8 +131,7 @@ class TestBeforeTheFirstStep:
             "accumulate_grad_batches=2",
             *parts,
             fit_options=accumulate,
-            backend="inductor",
-            **options,
+            **{"backend": "inductor", **options},
         )
         assert "None" not in message
 
@@ -151,6 +151,8 @@ class TestBeforeTheFirstStep:
             preflight._refuse_graphs_of_steps_by_hand(HotCompileConfig(mode=asked_for), model)
         with pytest.raises(ConfigError, match=r"mode='reduce-overhead' records CUDA graphs.*manual optim"):
             preflight._refuse_graphs_of_steps_by_hand(HotCompileConfig(mode="reduce-overhead"), model)
+        with pytest.raises(ConfigError, match=r"backend='cudagraphs' records CUDA graphs.*manual optim"):
+            preflight._refuse_graphs_of_steps_by_hand(HotCompileConfig(backend="cudagraphs"), model)
 
     @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
     def test_modes_without_cuda_graphs_may_accumulate(self, mode: str) -> None:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_hotcompile.cli.facts import Facts
+from lightning_hotcompile.swap.inductor.triton import OLDEST_GPU
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
 OLDEST_LIGHTNING, TOO_NEW_LIGHTNING = (2, 5), (3,)
-OLDEST_GPU = (7, 0)
-"""Compute capability of the oldest NVIDIA GPU for which Inductor writes kernels."""
-
 ENOUGH_DISK = 1 << 30
 ENOUGH_MEMORY = 2 << 30
 NEEDS_TORCH = "not looked at: it needs PyTorch"

@@ -15,6 +15,7 @@ from lightning_hotcompile.run.step_watch import StepWatch
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.inductor.paths import why_no_folder
+from lightning_hotcompile.swap.inductor.triton import why_no_kernels
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.swap.onlookers import HOOKS_ON_ALL_MODULES, has_hooks_on_all_modules
 from lightning_hotcompile.swap.tracing.stance import stance_against_compiling, why_off
@@ -207,13 +208,18 @@ class Judge:
             return f"max_signatures={limit} is reached"
         if (switch := why_off()) is not None:
             return f"torch.compile is switched off by {switch}"
-        if self._config.backend == "inductor" and (without := why_no_folder()) is not None:
+        if (without := self._why_no_inductor()) is not None:
             return without
         if (failure := self._flip.why_useless()) is not None:
             return failure
         if self._watch.differentiates_twice:
             return "create_graph=True, or torch.func: compiled code has no second derivative"
         return _why_not_batch(track) if self._config.scope in ("auto", "step") else None
+
+    def _why_no_inductor(self) -> str | None:
+        if self._config.backend != "inductor":
+            return None
+        return why_no_folder() or why_no_kernels(self._trainer.lightning_module.device)
 
     def _keep(self, decision: Decision | None) -> None:
         """The first one that was taken; those on signatures that come later are theirs alone."""

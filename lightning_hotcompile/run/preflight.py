@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.config import CUDA_GRAPHS_BACKEND, HotCompileConfig
 from lightning_hotcompile.errors import ConfigError, HotCompileError, first_line
 from lightning_hotcompile.plan.obstacles import differentiates_twice
 from lightning_hotcompile.plan.planner import CompilePlan, other_scopes, plan_compile
@@ -24,6 +24,11 @@ OPTIMIZERS_OF_RANKS = (
     "rank may be eager where another is not"
 )
 """What is told to who asks for it on several ranks."""
+
+OPTIMIZERS_OF_CUDA_GRAPHS = (
+    f"optimizers stay eager with backend={CUDA_GRAPHS_BACKEND!r}: gradients that a replayed backward has "
+    "made are gone when the next graph is recorded"
+)
 
 Settled = tuple[CompilePlan | None, str | None]
 """The plan, and a reason to do nothing."""
@@ -112,6 +117,7 @@ def plan_for(
     """
     check_backend(config.backend, config.mode, config.options)
     train = stage == TRAIN
+    compile_optimizer, notes = _optimizers_wanted(trainer, config)
     if train:
         _refuse_graphs_that_accumulate(config, trainer_facts.accumulation(trainer))
         _refuse_graphs_of_steps_by_hand(config, module)
@@ -122,14 +128,23 @@ def plan_for(
             targets=config.targets,
             keep_eager=config.keep_eager,
             compile_anyway=config.compile_anyway,
-            compile_optimizer=config.compile_optimizer if trainer.world_size == 1 else False,
+            compile_optimizer=compile_optimizer,
             optimizers=trainer.optimizers if train else (),
             fused_optimizer=uses_fused_optimizers(trainer, config) if fused is None else fused,
             fullgraph=config.fullgraph,
             step=STEP_METHOD[stage],
         )
-    left = train and config.compile_optimizer is True and trainer.world_size > 1
-    return replace(plan, notes=(*plan.notes, OPTIMIZERS_OF_RANKS)) if left else plan
+    return replace(plan, notes=(*plan.notes, *notes)) if train else plan
+
+
+def _optimizers_wanted(trainer: Trainer, config: HotCompileConfig) -> tuple[bool | str, tuple[str, ...]]:
+    """The option ``compile_optimizer``, or ``False`` where no optimizer can be compiled, with a note."""
+    asked = config.compile_optimizer
+    if trainer.world_size > 1:
+        return False, (OPTIMIZERS_OF_RANKS,) if asked is True else ()
+    if config.backend == CUDA_GRAPHS_BACKEND:
+        return False, (OPTIMIZERS_OF_CUDA_GRAPHS,) if asked else ()
+    return asked, ()
 
 
 def other_plans(
@@ -193,6 +208,8 @@ def _refuse_graphs_of_steps_by_hand(config: HotCompileConfig, module: LightningM
 
 
 def _given(config: HotCompileConfig) -> str:
+    if config.backend == CUDA_GRAPHS_BACKEND:
+        return f"backend={config.backend!r}"
     return "options={'triton.cudagraphs': True}" if config.mode is None else f"mode={config.mode!r}"
 
 

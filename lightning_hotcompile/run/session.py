@@ -232,7 +232,7 @@ class Session:
         with ExitStack() as last_one_first:
             last_one_first.callback(self.side.finish)
             last_one_first.callback(self.rounds.close)
-            last_one_first.callback(self.book_finished_steps)
+            last_one_first.callback(self.book_finished_steps, wait=True)
             last_one_first.callback(self.abandon_step)
 
     def give_up(self, reason: str) -> None:
@@ -247,10 +247,10 @@ class Session:
                     self.story.entered(str(track.phase), reason)
             self._together.answer_for(reason, self.steps)
 
-    def book_finished_steps(self) -> None:
-        """Bring the ledger up to date; at rest this is done once for many steps."""
+    def book_finished_steps(self, *, wait: bool = False) -> None:
+        """Bring the ledger up to date, at rest once for many steps; ``wait``: for the accelerator too."""
         try:
-            for finished in self._clock.drain():
+            for finished in self._clock.drain(wait=wait):
                 assert isinstance(finished.tag, StepRecord)
                 self.ledger.add(finished, finished.tag)
         finally:

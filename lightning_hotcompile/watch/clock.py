@@ -1,4 +1,4 @@
-"""How long each step took, without ever waiting for the accelerator."""
+"""How long each step took, without waiting for the accelerator while steps go on."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class TimingEvent(Protocol):
 
     def query(self) -> bool:
         """Whether the accelerator has passed the mark."""
+
+    def synchronize(self) -> Any:
+        """Wait until the accelerator has passed the mark."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
         """Milliseconds from this mark to the other one."""
@@ -66,9 +69,17 @@ class _Pending:
     begin: TimingEvent
     end: TimingEvent
 
+    @property
+    def events(self) -> list[TimingEvent]:
+        """All are asked: the step may have ended on another stream than the one it began on."""
+        return [event for event in (self.started.after, self.begin, self.end) if event is not None]
+
     def is_done(self) -> bool:
-        # All are asked: the step may have ended on another stream than the one it began on.
-        return all(event.query() for event in (self.started.after, self.begin, self.end) if event is not None)
+        return all(event.query() for event in self.events)
+
+    def wait(self) -> None:
+        for event in self.events:
+            event.synchronize()
 
     def time(self) -> StepTime | None:
         seconds, after = _seconds(self.begin, self.end), self.started.after
@@ -99,7 +110,7 @@ def _default_make_event(device_type: str) -> Callable[[], TimingEvent] | None:
 class StepClock:
     """Times steps: with the host's clock on the CPU, with pairs of events on an accelerator.
 
-    Events are resolved when the accelerator has passed them, by asking and never by waiting, so that
+    Events are resolved when the accelerator has passed them, by asking and not by waiting, so that
     the clock adds no synchronization to the loop. At most ``MAX_PENDING`` steps wait for that; beyond it
     the oldest is given up.
 
@@ -168,13 +179,17 @@ class StepClock:
         self.abandon()
         self._left_at = self._now()
 
-    def drain(self) -> list[StepTime]:
+    def drain(self, *, wait: bool = False) -> list[StepTime]:
         """The steps that have finished since the last call, oldest first, each once.
 
-        A step that the accelerator has not passed yet stays for a later call, and so do those after it.
+        A step that the accelerator has not passed yet stays for a later call, and so do those after it;
+        with ``wait``, for when no step follows, it is waited for.
         After an error of the accelerator, which each call to it would raise again, none of them stays.
         """
         try:
+            if wait:
+                for pending in self._pending:
+                    pending.wait()
             self._resolve()
         except Exception:
             self._pending.clear()

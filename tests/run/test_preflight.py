@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_hotcompile import HotCompile, HotCompileError, callback
+from lightning_hotcompile import HotCompile, HotCompileConfig, HotCompileError, callback
 from lightning_hotcompile.errors import HotCompileWarning, PlanError, TargetError
+from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.run import preflight
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, loader, make_trainer, seeded
@@ -152,6 +153,22 @@ def test_wrong_options_are_raised_with_any_on_error(
         planning.train(on_error="eager")
     assert caught.value is error
     assert planning.told == [("none", f"{type(error).__name__}: {error}")]
+
+
+@pytest.mark.parametrize("asked", [True, "auto", False])
+@pytest.mark.parametrize("backend", ["cudagraphs", "aot_eager"])
+def test_no_optimizer_is_compiled_into_a_cuda_graph(backend: str, asked: bool | str) -> None:
+    class Looks(Net):
+        def on_train_start(self) -> None:
+            plans.append(preflight.plan_for(self.trainer, self, config))
+
+    plans: list[CompilePlan] = []
+    config = HotCompileConfig(backend=backend, scope="step", compile_optimizer=asked, fused_optimizer=False)
+    fit(seeded(Looks), max_steps=1)
+    (plan,) = plans
+    graphs = backend == "cudagraphs"
+    assert bool(plan.of_kind("optimizer")) is (bool(asked) and not graphs)
+    assert (preflight.OPTIMIZERS_OF_CUDA_GRAPHS in plan.notes) is (bool(asked) and graphs)
 
 
 class Holds(pl.Callback):

@@ -62,6 +62,42 @@ def test_writes_to_loggers_are_time_of_the_callback_and_of_no_step() -> None:
     assert report.saved_s == pytest.approx(-100 * in_mid_run, abs=1.0)
 
 
+class LagsBehind:
+    """An accelerator that does nothing until somebody waits for it; a step takes it a second."""
+
+    def make_event(self, device_type: str) -> Any:
+        device = self
+
+        class Event:
+            def record(self) -> None:
+                device.made += 1
+                self.order = device.made
+
+            def query(self) -> bool:
+                return self.order <= device.passed
+
+            def synchronize(self) -> None:
+                device.passed = max(device.passed, self.order)
+
+            def elapsed_time(self, end: Any) -> float:
+                return 1e3
+
+        return Event
+
+    made = passed = 0
+
+
+def test_the_last_steps_are_booked_when_the_accelerator_has_done_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clock, "_default_make_event", LagsBehind().make_event)
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(seeded(Net), [callback], train=loader(8 * 12), max_steps=12)
+    report = callback.report
+    assert report.steps == sum(phase.steps for phase in report.phases) == 12
+    assert sum(phase.total_s for phase in report.phases) == pytest.approx(12.0)
+
+
 class BreaksDown(pl.Callback):
     """An accelerator with an error that each call to it raises, from a step on.
 

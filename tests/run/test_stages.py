@@ -168,8 +168,11 @@ def test_an_exception_in_validation_gives_everything_back() -> None:
     assert all("_compiled_call_impl" not in vars(m) for m in model.modules())
 
 
-def test_predict_with_cuda_graphs_is_declined_with_the_reason() -> None:
-    callback = hot(stages=("predict",), backend="inductor", mode="reduce-overhead")
+@pytest.mark.parametrize(
+    "asked", [{"backend": "inductor", "mode": "reduce-overhead"}, {"backend": "cudagraphs"}]
+)
+def test_predict_with_cuda_graphs_is_declined_with_the_reason(asked: dict[str, str]) -> None:
+    callback = hot(stages=("predict",), **asked)
     make_trainer([callback]).predict(seeded(Evaluates), loader())
     assert callback.report.phase == "declined"
     assert "CUDA graphs overwrite" in callback.report.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import sys
 import time
@@ -15,10 +16,12 @@ import torch
 from torch._inductor.runtime import cache_dir_utils
 
 from lightning_hotcompile.cli import gathering
+from lightning_hotcompile.run import judge
 from lightning_hotcompile.store import compiler_cache, hardware
 from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.swap.graphs.thread_state import ThreadState
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
+from lightning_hotcompile.swap.inductor import triton as inductor_triton
 from lightning_hotcompile.swap.optimizers.optimizer_values import LearningRates
 from lightning_hotcompile.swap.parity import clones, difference, proportion
 from lightning_hotcompile.swap.parity.difference import Run, largest_difference
@@ -207,6 +210,48 @@ def test_a_compiler_without_a_folder_is_a_reason(
     assert callback.report.phase == "declined"
     assert "Inductor has no folder of its own" in callback.report.reason
     assert reason in callback.report.reason
+
+
+@pytest.fixture
+def old_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU that this machine has not, with Triton."""
+    found = types.SimpleNamespace(__spec__=importlib.machinery.ModuleSpec("triton", None))
+    monkeypatch.setitem(sys.modules, "triton", found)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    return torch.device("cuda", 0)
+
+
+def test_triton_writes_for_newer_gpus_and_for_amds(
+    monkeypatch: pytest.MonkeyPatch, old_gpu: torch.device
+) -> None:
+    why_no_kernels = inductor_triton.why_no_kernels
+    assert "6.1, and Triton needs 7.0 or more" in (why_no_kernels(old_gpu) or "")
+    assert why_no_kernels(torch.device("cpu")) is None
+    with monkeypatch.context() as amd:
+        amd.setattr(torch.version, "hip", "6.4")
+        assert why_no_kernels(old_gpu) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    assert why_no_kernels(old_gpu) is None
+
+
+@pytest.mark.parametrize(
+    ("installed", "reason"),
+    [(False, "Triton is not installed (pip install triton)"), (True, "it has compute capability 6.1")],
+)
+def test_a_gpu_for_which_inductor_writes_nothing_is_a_reason(
+    installed: bool, reason: str, monkeypatch: pytest.MonkeyPatch, old_gpu: torch.device
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(judge, "why_no_kernels", lambda device: inductor_triton.why_no_kernels(old_gpu))
+    callback = hot(backend="inductor", fused_optimizer=True)
+    fit(seeded(Net), [callback])
+    assert callback.report.phase == "declined"
+    assert reason in callback.report.reason
+    assert callback.report.compile_s == 0.0
+    others = hot(backend="aot_eager")
+    fit(seeded(Net), [others])
+    assert others.report.phase == "steady"
 
 
 def test_a_folder_is_the_users_where_torch_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.prewarm import worker as prewarm_worker
 from lightning_hotcompile.swap.prewarm.choice import (
     CROWDED,
     ON_ACCELERATOR,
@@ -309,6 +310,24 @@ def test_the_caches_are_hit_afterwards(tmp_path: Path) -> None:
     assert {name: (r["hits"], r["misses"]) for name, r in report.items()} == dict.fromkeys(
         ("step", "bf16", "block", "dynamic", "optimizer"), (1, 0)
     )
+
+
+@pytest.mark.parametrize(("device", "chosen"), [("cuda:1", ["cuda:1"]), ("mps:0", [])])
+def test_a_child_compiles_on_the_gpu_of_the_training(
+    device: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    def backend(graph_module: GraphModule, _: Any) -> Callable[..., Any]:
+        happened.append("compiled")
+        return graph_module.forward
+
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device, **options: ones(*size, **options))
+    monkeypatch.setattr(torch.cuda, "set_device", happened.append)
+    monkeypatch.setattr(prewarm_worker, "resolve_backend", lambda *_: backend)
+    prewarm_worker.work_named(Path(), f"toolchain-on-{device}")()
+    assert happened == [*chosen, "compiled"]
 
 
 def packed(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> bytes:

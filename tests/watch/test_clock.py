@@ -38,6 +38,9 @@ class FakeEvent:
     def query(self) -> bool:
         return self.order <= self.device.passed
 
+    def synchronize(self) -> None:
+        self.device.passed = max(self.device.passed, self.order)
+
     def elapsed_time(self, end: FakeEvent) -> float:
         assert self.query()
         assert end.query()
@@ -141,6 +144,14 @@ def test_device_steps_come_when_the_device_has_passed_them_and_in_order(now, dev
     assert clock.drain() == [StepTime(tag="b", seconds=0.004, wait_seconds=0.0)]
 
 
+def test_at_the_end_the_device_is_waited_for(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    device_step(clock, device, "a", 2.0)
+    device_step(clock, device, "b", 4.0)
+    assert [step.tag for step in clock.drain(wait=True)] == ["a", "b"]
+    assert clock.drain(wait=True) == []
+
+
 def test_an_end_on_another_stream_does_not_count_before_the_begin(now, device):
     clock = StepClock("cuda", now=now, make_event=device.event)
     device_step(clock, device, "a", 2.0)
@@ -229,6 +240,16 @@ def test_an_error_of_the_device_is_raised_once(now, device):
         clock.drain()
     assert [step.tag for step in clock.drain()] == ["a"]
     assert not clock._pending
+
+
+def test_an_error_that_is_waited_for_is_raised_once(now, device):
+    clock = StepClock("cuda", now=now, make_event=device.event)
+    device_step(clock, device, "a", 1.0)
+    clock._pending[0].end.synchronize = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        clock.drain(wait=True)
+    assert clock.drain(wait=True) == []
+    assert clock.dropped == 1
 
 
 def test_a_device_without_events_is_timed_by_the_host(now):

@@ -30,6 +30,8 @@ def warm_toolchain(device: str) -> None:
     if device == "cpu":
         start_toolchain({})
         return
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(device)  # the keys of Inductor's cache have the name of the current one
     backend = resolve_backend("inductor", None, None)
     x = torch.ones(8, device=device, requires_grad=True)
     with backward_with_forward():

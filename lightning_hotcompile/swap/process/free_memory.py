@@ -31,7 +31,7 @@ def why_memory_is_short(tensors: Iterable[Tensor], copies: float) -> str | None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on a device, ``None`` where that is not known: an allocator that is not torch's tells none."""
+    """Free bytes on a device, ``None`` where that is not known, as with an allocator that is not torch's."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         with contextlib.suppress(RuntimeError):
