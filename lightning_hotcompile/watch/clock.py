@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -183,11 +184,12 @@ class StepClock:
         """The steps that have finished since the last call, oldest first, each once.
 
         A step that the accelerator has not passed yet stays for a later call, and so do those after it;
-        with ``wait``, for when no step follows, it is waited for.
+        with ``wait``, for when no step follows, it is waited for, but not while an error is handled (Ctrl-C):
+        an accelerator that hangs never passes it.
         After an error of the accelerator, which each call to it would raise again, none of them stays.
         """
         try:
-            if wait:
+            if wait and sys.exc_info()[0] is None:
                 for pending in self._pending:
                     pending.wait()
             self._resolve()
