@@ -155,11 +155,10 @@ def test_at_the_end_the_device_is_waited_for(now, device):
 def test_a_device_that_hangs_is_not_waited_for_after_an_error(now, device):
     clock = StepClock("cuda", now=now, make_event=device.event)
     device_step(clock, device, "a", 2.0)
-    with pytest.raises(KeyboardInterrupt):
-        try:
-            raise KeyboardInterrupt
-        finally:
-            assert clock.drain(wait=True) == []
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert clock.drain(wait=True) == []
     assert [step.tag for step in clock.drain(wait=True)] == ["a"]
 
 
