@@ -231,8 +231,11 @@ def _nothing_left(error: str | None) -> str:
 def allocated_peak_mb() -> float | None:
     """Most memory that tensors held on the GPU so far, ``None`` without one or where none was used.
 
-    The allocator's own high-water mark, which is never reset here: others may be reading it.
+    The allocator's own high-water mark, which is never reset here: others may be reading it. An allocator
+    that is not torch's (RAPIDS' RMM) has none.
     """
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    return float(torch.cuda.max_memory_allocated()) / 2**20 or None
+    with contextlib.suppress(RuntimeError):
+        return float(torch.cuda.max_memory_allocated()) / 2**20 or None
+    return None

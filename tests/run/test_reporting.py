@@ -17,6 +17,7 @@ from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.run.flip import allocated_peak_mb
 from lightning_hotcompile.run.reporting import _region_proof, timeline_image
 from lightning_hotcompile.swap.installation import Proof
+from tests.functions import tells_nothing
 from tests.hot import hot
 from tests.models import Net, fit, loader, seeded
 from tests.view.examples import events, report
@@ -85,6 +86,14 @@ def test_a_gpu_that_was_not_used_has_no_peak(
     ):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     assert allocated_peak_mb() == peak
+
+
+def test_nor_has_one_whose_allocator_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As RAPIDS' RMM; it must not cost the report."""
+    for name in ("is_available", "is_initialized"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", tells_nothing)
+    assert allocated_peak_mb() is None
 
 
 def test_the_speed_up_is_that_of_the_signature_that_the_reason_is_about() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from lightning_hotcompile.swap.process import free_memory as memory
 from lightning_hotcompile.swap.process.free_memory import free_host_memory, free_memory, why_memory_is_short
+from tests.functions import tells_nothing
 
 
 def write(path: Path, text: str) -> None:
@@ -80,6 +81,16 @@ def test_elsewhere_free_pages_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delattr(memory.os, "sysconf")
     assert free_host_memory(tmp_path) is None
     assert free_memory(torch.device("meta")) is None
+
+
+def test_an_allocator_that_is_not_torchs_may_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what RAPIDS' RMM holds for later nobody knows how much is free."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10)
+    assert free_memory(torch.device("cuda")) == 120
+    monkeypatch.setattr(torch.cuda, "memory_reserved", tells_nothing)
+    assert free_memory(torch.device("cuda")) is None
 
 
 def test_tensors_that_share_memory_count_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from collections.abc import Iterable
@@ -30,10 +31,11 @@ def why_memory_is_short(tensors: Iterable[Tensor], copies: float) -> str | None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on a device, ``None`` where that is not known."""
+    """Free bytes on a device, ``None`` where that is not known: only torch's own allocator tells."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+        with contextlib.suppress(RuntimeError):
+            return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     return free_host_memory() if device.type == "cpu" else None
 
 
