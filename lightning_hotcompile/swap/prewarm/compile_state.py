@@ -20,7 +20,9 @@ class CompileState:
     thread: ThreadState
     threads: int
     deterministic: tuple[bool, bool, bool]
-    matmul_precision: tuple[str, str]
+    matmul_precision: tuple[str | None, str]
+    """By the older setting, which is for all devices, and by CUDA's own."""
+
     reduced_precision: tuple[bool, bool]
     inductor: bytes
     functorch: bytes
@@ -37,7 +39,7 @@ class CompileState:
                 torch.is_deterministic_algorithms_warn_only_enabled(),
                 torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             ),
-            matmul_precision=(torch.get_float32_matmul_precision(), matmul.fp32_precision),
+            matmul_precision=(_matmul_precision(), matmul.fp32_precision),
             reduced_precision=(
                 matmul.allow_fp16_reduced_precision_reduction,
                 matmul.allow_bf16_reduced_precision_reduction,
@@ -57,7 +59,7 @@ class CompileState:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         everywhere, on_cuda = self.matmul_precision
-        if torch.get_float32_matmul_precision() != everywhere:
+        if everywhere is not None and _matmul_precision() != everywhere:
             torch.set_float32_matmul_precision(everywhere)
         matmul = torch.backends.cuda.matmul
         if matmul.fp32_precision != on_cuda:
@@ -67,3 +69,11 @@ class CompileState:
         )
         with self.thread.applied():
             yield
+
+
+def _matmul_precision() -> str | None:
+    """By the older setting; ``None`` where only the newer ones were used: torch refuses to tell then."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None

@@ -31,7 +31,7 @@ def why_memory_is_short(tensors: Iterable[Tensor], copies: float) -> str | None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on a device, ``None`` where that is not known, as with an allocator that is not torch's."""
+    """Free bytes on a device, ``None`` where that is not known: only torch's own allocator tells."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         with contextlib.suppress(RuntimeError):
