@@ -28,6 +28,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.variables import UserDefinedObjectVariable
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch._dynamo.variables.misc import NumpyVariable
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -724,6 +725,29 @@ class TestGuards:
             next(block.parameters()).requires_grad_(False)
             compiled(block, x)
         assert counter.frame_count == 2
+
+    def test_a_method_that_its_class_has_no_longer_is_called_on(
+        self, counter: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiled, x = torch.compile(call_module, backend=counter), torch.ones(2, 4)
+        block = Block(4)
+        before = compiled(block, x)
+        monkeypatch.setattr(Block, "forward", lambda block, x: x * 0)
+        assert torch.equal(compiled(block, x), before)
+
+    def test_where_a_class_has_its_methods_is_asked_in_one_place(
+        self, counter: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+        prior: Any = UserDefinedObjectVariable.get_source_by_walking_mro  # type: ignore[attr-defined]
+
+        def look(variable: Any, *args: Any) -> Any:
+            asked.append((type(variable.value), args[-1]))
+            return prior(variable, *args)
+
+        monkeypatch.setattr(UserDefinedObjectVariable, "get_source_by_walking_mro", look)
+        torch.compile(lambda block, x: block(x), backend=counter)(Block(4), torch.ones(2, 4))
+        assert (Block, "forward") in asked
 
 
 class TestOptimizers:

@@ -2,8 +2,8 @@
 
 Compiled code would go on without a key that a later batch has (``batch.pop("labels")`` and then
 ``batch.get("mask")``), with the fallback of a ``try`` around a missing key or attribute that a hook has added
-since, through keyword arguments in the order that they had while it was traced, or down the one branch of
-``if self.current is self.first``.
+since, through keyword arguments in the order that they had while it was traced, down the one branch of
+``if self.current is self.first``, or through a method that its class has no longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, is_from_local_source
+from torch._dynamo.source import AttrSource, TypeDictSource, is_from_local_source
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariable has moved in torch 2.13
     BaseListVariable,
@@ -44,6 +44,7 @@ _PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
 _REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
 _GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
+_SOURCE_IN_CLASS = "get_source_by_walking_mro"
 
 _IDENTITY, _SAME = "vt_identity_compare", "make_dupe_guard"
 _COMPARED = hasattr(builtin, _IDENTITY)
@@ -55,6 +56,9 @@ _CONTAINERS = (ConstDictVariable, SetVariable, BaseListVariable)
 
 _ALIASES = "_hotcompile_aliases"
 """Where a graph in the making keeps which other name an object has, by the one that it goes by."""
+
+_METHODS = "_hotcompile_methods"
+"""Where it keeps the methods that are guarded, by their class and name."""
 
 
 def guarded_too() -> list[Override]:
@@ -145,6 +149,21 @@ def guarded_too() -> list[Override]:
             vars(_tracing().output).setdefault(_ALIASES, {})[known_by] = source
         return guard
 
+    def class_method(prior: Any, variable: Any, *args: Any) -> Any:
+        """As it stands in its class; that no object has its own is what Dynamo guards."""
+        source, name, kind = prior(variable, *args), args[-1], type(variable.value)
+        guarded = vars(_tracing().output).setdefault(_METHODS, set())
+        if (kind, name) in guarded or _is_of_torch(kind):
+            return source
+        guarded.add((kind, name))  # once for all objects of the class
+        owner = next(each for each in kind.__mro__ if name in vars(each))
+        if isinstance(vars(owner)[name], (types.FunctionType, classmethod)):
+            if owner is not kind:
+                install_guard(_without_key(TypeDictSource(variable.cls_source), name))
+            if not _is_of_torch(owner):
+                install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
+        return source
+
     found = [
         Override(builtin, _IDENTITY, is_the_same),
         Override(sys.modules.get(_PROTOCOL, builtin), _IDENTITY, identity),
@@ -156,6 +175,7 @@ def guarded_too() -> list[Override]:
         Override(ConstDictVariable, "install_dict_contains_guard", looked_up),
         Override(SetVariable, "install_set_contains_guard", looked_up),
         Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
+        Override(UserDefinedObjectVariable, _SOURCE_IN_CLASS, class_method),
     ]
     return [each for each in found if hasattr(each.owner, each.name)]  # torch 2.11 has none for identity
 
@@ -199,11 +219,23 @@ def _value_of(variable: Any) -> Any:
     return variable.value if isinstance(variable, UserDefinedObjectVariable) else variable
 
 
+def _is_of_torch(kind: type) -> bool:
+    """Whether it is a class of torch's, whose methods nobody replaces in mid-run."""
+    return kind.__module__.partition(".")[0] == "torch"
+
+
 def _has_attribute(source: Any, name: str) -> Any:
     """A guard on whether what has this source has an attribute."""
     if "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
         return source.make_guard(functools.partial(GuardBuilder.HASATTR, attr=name))
     return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # before torch 2.13
+
+
+def _without_key(source: Any, key: str) -> Any:
+    """A guard on the absence of a key."""
+    if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
+        return source.make_guard(functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=key))
+    return source.make_guard(functools.partial(GuardBuilder.DICT_CONTAINS, key=key, invert=True))
 
 
 def _tracing() -> Any:
