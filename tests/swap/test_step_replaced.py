@@ -172,11 +172,11 @@ def test_what_the_class_gets_is_compiled_in_place_of_what_it_had() -> None:
     batch = next(iter(loader()))
 
     def runs_of(lane: Lane, factor: float) -> int:
-        before = installation.witness.total_runs
+        before = installation.witness.watch.total_runs
         installation.gate.open(lane)
         torch.testing.assert_close(model.training_step(batch, 0), factor * model.loss(batch))
         installation.gate.close()
-        return installation.witness.total_runs - before
+        return installation.witness.watch.total_runs - before
 
     installation.put()
     assert [runs_of(lane, 0.1) for lane in (Lane.COMPILE, Lane.REUSE)] == [1, 1]
