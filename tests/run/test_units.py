@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from lightning_hotcompile.receipt.report import Report
@@ -9,9 +11,16 @@ from tests.hot import assert_same, hot
 from tests.models import Batches, Net, fit, seeded
 
 
-def trained(sizes: list[int], accumulate: int, **options: object) -> Report:
+class Slow(Net):
+    """Its batches take long enough for their times to say how many they are of, on a busy machine too."""
+
+    def on_after_backward(self) -> None:
+        time.sleep(0.01)
+
+
+def trained(sizes: list[int], accumulate: int, kind: type[Net] = Net, **options: object) -> Report:
     """The report of a training with batches of these sizes in each epoch; its weights are eager's."""
-    plain, model = seeded(Net), seeded(Net)
+    plain, model = seeded(kind), seeded(kind)
     callback = hot(scope="step", **options)
     settings = {"accumulate_grad_batches": accumulate, "max_epochs": 200 // len(sizes)}
     fit(plain, train=Batches(sizes), **settings)
@@ -43,7 +52,7 @@ def test_none_of_them_may_compile_for_ever() -> None:
 
 def test_step_times_are_those_of_a_batch() -> None:
     """Before anything is compared they are of single batches, and in the table of phases always."""
-    report = trained([8] * 8, 4)
+    report = trained([8] * 8, 4, Slow)
     assert report.phase == "steady", report.reason
     assert report.compiled_ms is not None
     steady = next(phase for phase in report.phases if phase.name == "steady")
