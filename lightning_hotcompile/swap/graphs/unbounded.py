@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.fx import GraphModule
 
+from lightning_hotcompile.swap.parity.captured import nodes_in, operation_of
+
 _DIVISIONS = ("AddcdivBackward", "DivBackward")
 _UNBOUNDED = (
     *_DIVISIONS,
@@ -34,13 +36,8 @@ Unbounded = Sequence[tuple[str, frozenset[int]]]
 
 def divides(graph_module: GraphModule) -> bool:
     """Whether a graph divides by a tensor, which may be zero some day, and not by constants only."""
-    graphs = (module.graph for module in graph_module.modules() if isinstance(module, GraphModule))
-    nodes = (node for graph in graphs for node in graph.nodes if _name(node.target) in _DIVIDE)
+    nodes = (node for node in nodes_in(graph_module) if operation_of(node) in _DIVIDE)
     return any(len(node.all_input_nodes) > 1 or not _begins_with_a_node(node) for node in nodes)
-
-
-def _name(target: Any) -> str:
-    return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
 def _begins_with_a_node(node: Any) -> bool:

@@ -113,7 +113,7 @@ def resolve_backend(
     shared as by default, and the code does not check the layout of each tensor: one call looks at all of
     them, see :mod:`~lightning_hotcompile.swap.optimizers.layout_checks`. They have no CUDA graphs: gradients
     that a replayed backward has made are gone when the next graph is recorded. Other graphs have some only
-    if mode or options ask for them: what the process's own setting would do was not looked at.
+    if mode or options ask for them, which are held against the Trainer; the process's own setting is not.
 
     ``options`` may say otherwise; other backends are left as they are.
 
