@@ -847,6 +847,19 @@ class TestLightning:
         assert not is_param_in_hook_signature(decorated(step), "batch_idx", min_args=2)
         assert is_param_in_hook_signature(decorated(decorated(step)), "batch_idx", min_args=2)
 
+    def test_a_training_step_that_takes_more_than_the_batch_gets_the_number_of_it(self) -> None:
+        given: list[tuple[tuple[Any, ...], int]] = []
+
+        def note(model: Net, *args: Any) -> Any:
+            given.append((args[1:], model.trainer.fit_loop.batch_idx))
+            return model.loss(args[0])
+
+        steps: list[Any] = [note, lambda m, batch: note(m, batch), lambda m, x, n, o=0: note(m, x, n)]
+        for step in steps:
+            fit(type("Noting", (Net,), {"training_step": step})(), max_epochs=1, limit_train_batches=2)
+        assert given == [((0,), 0), ((1,), 1), ((), 0), ((), 1), ((0,), 0), ((1,), 1)]
+        assert [is_param_in_hook_signature(s, "batch_idx", min_args=2) for s in steps] == [True, False, True]
+
     def test_what_a_lightning_module_pickles_holds_its_compiled_call(self) -> None:
         model = Net()
         model._compiled_call_impl = call = model.forward  # type: ignore[assignment]

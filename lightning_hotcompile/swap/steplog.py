@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
 from lightning_hotcompile.either_lightning import lightning_base
@@ -237,7 +238,7 @@ class SwappedStep(SwappedRegion):
         def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
             hides = not is_own and not of_class.are_those_of(type(module))
             if hides and vars(module).get(name) is self._ours:  # else somebody has kept what he found
-                return self._as_the_class_has_it(module, name)(*args, **kwargs)
+                return self._call_as_the_class_has_it(module, name, args, kwargs)
             if module is not root or self.is_off():
                 return original(module, *args, **kwargs)  # a copy of the module runs as if never swapped
             if _CALLS in vars(module):
@@ -252,13 +253,23 @@ class SwappedStep(SwappedRegion):
             return types.MethodType(looking_like(original, step), root)
         return looking_like(signed, lambda *args, **kwargs: step(root, *args, **kwargs))
 
-    def _as_the_class_has_it(self, root: LightningModule, name: str) -> Any:
+    def _call_as_the_class_has_it(
+        self, root: LightningModule, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The step of a module whose class is another one by now, or has another step."""
-        if _CALLS in vars(root) or self.is_off():
-            return method_of_class(root, name)
+        step = method_of_class(root, name)
+        if _CALLS in vars(root):
+            return step(*args, **kwargs)
+        if vars(root).get("_current_fx_name") == "training_step" == name and not kwargs:
+            looked_at = getattr(root, name)  # for whether it takes the number of the batch
+            given, taken = (is_param_in_hook_signature(s, "batch_idx", min_args=2) for s in (looked_at, step))
+            if given != taken:
+                args = (*args, root.trainer.fit_loop.batch_idx) if taken else args[:-1]
+        if self.is_off():
+            return step(*args, **kwargs)
         self.take_out()
         self.put(root)
-        return getattr(root, name)
+        return getattr(root, name)(*args, **kwargs)
 
     def _compiled_once(self, source: Any, step_body: Callable[..., Any]) -> CompiledFunction:
         """The same step finds its compiled code when it is put in place again."""

@@ -121,13 +121,52 @@ class UnderAWrapper(InItsClass):
         super().on_train_epoch_start()
 
 
+def of_a_batch(self: Counts, batch: Any) -> Any:
+    return self.loss(batch)
+
+
+def of_its_number_too(self: Counts, batch: Any, number: int) -> Any:
+    self.count()
+    return 0.1 * (1 + number) * self.loss(batch)
+
+
+def of_what_there_is(self: Counts, batch: Any, *more: Any) -> Any:
+    self.count()
+    return 0.1 * (1 + len(more)) * self.loss(batch)
+
+
+class WithOtherParameters(Counts):
+    """Somebody gives the class a step that takes more or less."""
+
+    then: Any
+
+    def replace(self) -> None:
+        type(self).training_step = type(self).then  # type: ignore[method-assign]
+
+
+class TakesLess(WithOtherParameters):
+    def then(self, batch: Any) -> Any:
+        return of_what_there_is(self, batch)
+
+
+class TakesMore(WithOtherParameters):
+    training_step, then = of_a_batch, of_its_number_too  # type: ignore[assignment]
+
+
+class TakesAny(WithOtherParameters):
+    training_step, then = of_a_batch, of_what_there_is  # type: ignore[assignment]
+
+
 def trained(kind: type[Counts], callback: HotCompile | None) -> Counts:
     model = seeded(type(kind.__name__, (kind,), {}))  # a class that no other training uses
     fit(model, [callback] if callback else [], max_epochs=EPOCHS)
     return model
 
 
-@pytest.mark.parametrize("kind", [AnotherMethod, AFunction, Around, InItsClass, AnotherClass, UnderAWrapper])
+REPLACING = [AnotherMethod, AFunction, Around, InItsClass, AnotherClass, UnderAWrapper]
+
+
+@pytest.mark.parametrize("kind", [*REPLACING, TakesLess, TakesMore, TakesAny])
 def test_what_takes_the_place_of_the_step_runs_in_each_step_from_then_on(kind: type[Counts]) -> None:
     callback = hot(scope="step", compile_optimizer=False, on_error="eager")
     plain, model = trained(kind, None), trained(kind, callback)
