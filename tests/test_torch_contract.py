@@ -735,6 +735,19 @@ class TestGuards:
         monkeypatch.setattr(Block, "forward", lambda block, x: x * 0)
         assert torch.equal(compiled(block, x), before)
 
+    @pytest.mark.parametrize("owner", [Block, nn.Module])
+    @pytest.mark.parametrize("name", ["__call__", "_call_impl"])
+    def test_what_is_put_in_place_of_a_modules_call_is_not_seen(
+        self, counter: Any, monkeypatch: pytest.MonkeyPatch, name: str, owner: type
+    ) -> None:
+        compiled, x = torch.compile(lambda block, x: block(x), backend=counter), torch.ones(2, 4)
+        block = Block(4)
+        before = compiled(block, x)
+        prior = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda module, x: prior(module, x) * (0 if module is block else 1))
+        assert torch.equal(compiled(block, x), before)
+        assert torch.equal(block(x), x * 0)
+
     def test_where_a_class_has_its_methods_is_asked_in_one_place(
         self, counter: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

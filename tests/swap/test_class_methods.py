@@ -63,7 +63,16 @@ def triple(self: object, x: Tensor) -> Tensor:
     return x * 3
 
 
+def call_twice(self: nn.Module, x: Tensor) -> Tensor:
+    return self.forward(x) + self.forward(x)
+
+
 REPLACED = [
+    (Calls, Calls, "__call__", call_twice),
+    (Calls, Calls, "_call_impl", call_twice),
+    (Inherits, Calls, "__call__", call_twice),
+    (Inherits, Inherits, "__call__", call_twice),
+    (Calls, nn.Module, "__call__", call_twice),
     (Calls, Calls, "forward", triple),
     (Calls, Calls, "method", triple),
     (Calls, Calls, "of_class", classmethod(triple)),
@@ -94,7 +103,7 @@ def test_what_replaces_it_is_compiled_once_and_what_it_replaced_is_found_again(
         x = torch.arange(8.0).view(2, 4)
         for _ in range(2):
             with compiling_allowed(suppress_errors=False):
-                torch.testing.assert_close(compiled.compile(module, x), module(x))
+                torch.testing.assert_close(compiled.compile(module, x), call_module(module, x))
         return len(graphs)
 
     assert graphs_after_two_calls() == 1
@@ -119,11 +128,11 @@ def guards_of_methods(module: nn.Module) -> list[str]:
 
 
 def test_a_class_is_guarded_once_however_many_objects_it_has() -> None:
-    """Its forward and its two methods, that of the part, and the forward of what holds them."""
+    """Its forward and its two methods, that of the part, the forward of what holds them, and two calls."""
     module = Several(Calls)
-    assert len(guards_of_methods(module)) == 5
+    assert len(guards_of_methods(module)) == 7
     module.parts.extend(Calls() for _ in range(9))
-    assert len(guards_of_methods(module)) == 5
+    assert len(guards_of_methods(module)) == 7
 
 
 class Own(Block):

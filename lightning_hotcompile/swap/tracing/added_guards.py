@@ -36,7 +36,7 @@ from torch._dynamo.variables.misc import ObjectVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 from torch._dynamo.variables.torch import BaseTorchVariable
 from torch._dynamo.variables.user_defined import FrozenDataClassVariable
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
@@ -56,6 +56,9 @@ _CONTAINERS = (ConstDictVariable, SetVariable, BaseListVariable)
 
 _ALIASES = "_hotcompile_aliases"
 """Where a graph in the making keeps which other name an object has, by the one that it goes by."""
+
+_CALLS = ("__call__", "_call_impl")
+"""What Dynamo goes past to the forward of a module."""
 
 _METHODS = "_hotcompile_methods"
 """Where it keeps the methods that are guarded, by their class and name."""
@@ -156,6 +159,13 @@ def guarded_too() -> list[Override]:
         if (kind, name) in guarded or _is_of_torch(kind):
             return source
         guarded.add((kind, name))  # once for all objects of the class
+        if name == "forward" and issubclass(kind, Module):
+            for call in (each for each in _CALLS if getattr(kind, each) is getattr(Module, each)):
+                of_all = prior(variable, *args[:-1], call)
+                install_guard(_without_key(TypeDictSource(variable.cls_source), call))
+                if (Module, call) not in guarded:
+                    install_guard(of_all.make_guard(GuardBuilder.CLOSURE_MATCH))
+                guarded.add((Module, call))
         owner = next(each for each in kind.__mro__ if name in vars(each))
         if isinstance(vars(owner)[name], (types.FunctionType, classmethod)):
             if owner is not kind:
