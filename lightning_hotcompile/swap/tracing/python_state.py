@@ -100,6 +100,8 @@ _NOT_IF = {"add": True, "discard": False}
 
 _ITERATE = ("tp_iter_impl", "unpack_var_sequence")
 _POLYFILLS = os.path.join("torch", "_dynamo", "polyfills")
+_OF_NO_ORDER = frozenset({"einops"})
+"""Packages that torch traces through their caches, and whose results depend on the order of no set."""
 
 
 def _is_set(variable: Any) -> bool:
@@ -117,7 +119,7 @@ def _has_own_order(variable: Any, tx: Any) -> bool:
     One from before the step is traced in its own order, as long as the step does not change it. What torch
     has of its own for sets (a union, a difference) makes sets again.
     """
-    if not _is_set(variable) or len(variable.items) < 2 or _POLYFILLS in tx.f_code.co_filename:
+    if not _is_set(variable) or len(variable.items) < 2 or _is_of_no_order(tx):
         return False
     if variable.source is not None and not tx.output.side_effects.is_modified(variable):
         return False
@@ -126,6 +128,12 @@ def _has_own_order(variable: Any, tx: Any) -> bool:
         return True  # it goes by their addresses
     values = [item.as_python_constant() for item in items]
     return list(dict.fromkeys(values)) != list(set(values))
+
+
+def _is_of_no_order(tx: Any) -> bool:
+    """Whether the function that is traced goes through sets whose order is of no importance."""
+    package = str(tx.f_globals.get("__name__")).partition(".")[0]
+    return package in _OF_NO_ORDER or _POLYFILLS in tx.f_code.co_filename
 
 
 def _dicts() -> list[type]:
