@@ -37,11 +37,13 @@ from lightning_hotcompile.swap import compiled_function, dynamo
 from lightning_hotcompile.swap.compile_timer import CompileTimer
 from lightning_hotcompile.swap.compiled_function import CodeNames, CompiledFunction, without_disable
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
+from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.inductor import compilers
 from lightning_hotcompile.swap.inductor.paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.captured import copy_of
+from lightning_hotcompile.swap.repeats import checkpoint_of
 from lightning_hotcompile.swap.tracing import stance
 from lightning_hotcompile.swap.tracing.overrides import mark
 from tests.elsewhere import threads_may_compile
@@ -439,6 +441,26 @@ class TestCapturedGraphs:
             forward, torch.ones(2, requires_grad=True), use_reentrant=False
         ).sum().backward()
         assert [type(e) for e in left] == [dynamo.StopRecompute]
+
+    def test_hooks_of_a_checkpoint_hold_its_frame_which_holds_what_is_repeated(self) -> None:
+        seen: list[Any] = []
+
+        def forward(x: Tensor) -> Tensor:
+            hooks = hooks_in_use()
+            assert hooks is not None
+            seen.append(checkpoint_of(hooks))
+            return (x * x).sin()
+
+        x = torch.ones(2, requires_grad=True)
+        y = torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
+        ((frame, is_repeated),) = seen
+        assert not is_repeated
+        repeated: list[Any] = []
+        repeats = frame.recompute_fn
+        frame.recompute_fn = lambda *args: (repeated.append(args), repeats(*args))
+        y.sum().backward()
+        assert [len(args) for args in repeated] == [1]
+        assert seen[1:] == [(frame, True)]
 
     def test_a_generator_of_the_users_own_is_not_captured(self, counter: Any) -> None:
         generator = torch.Generator()

@@ -17,9 +17,11 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import CompiledFn, is_compile_error, skips_all_frames
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
+from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.onlookers import needs_eager
 from lightning_hotcompile.swap.own_thread import is_traced_here
+from lightning_hotcompile.swap.repeats import checkpoint_of, note_compiled, ran_compiled
 from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
@@ -75,6 +77,7 @@ class SwappedRegion:
         self._watch = witness.watch
         self._settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
         self._undo: list[Callable[[], object]] = []
+        self._root: nn.Module | None = None
         self._compiled_call: CompiledFunction | None = None
         self._compiled_of: Any = None
         """The function that it was made of, where that may be replaced."""
@@ -92,12 +95,43 @@ class SwappedRegion:
 
     def is_off(self) -> bool:
         """Whether a call is to run as if nothing had been swapped."""
-        off = is_traced_here() or self.error is not None or not self._gate.takes(self.region.name)
-        return off or needs_eager()
+        return is_traced_here() or self._is_left_out()
+
+    def _is_left_out(self) -> bool:
+        return self.error is not None or not self._gate.takes(self.region.name) or needs_eager()
 
     def choose(self, compiled: CompiledFunction, eager: CompiledFn, *args: Any, **kwargs: Any) -> Any:
-        """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly."""
-        return eager(*args, **kwargs) if self.is_off() else self.call(compiled, eager, args, kwargs)
+        """Call one of the two, as the gate says; a frame that cannot be compiled runs eagerly.
+
+        What a checkpoint repeats runs as it did in the forward, whatever the gate says by then.
+        """
+        if is_traced_here():
+            return eager(*args, **kwargs)
+        if (hooks := hooks_in_use()) is not None:
+            return self._under_hooks(hooks, compiled, eager, args, kwargs)
+        return eager(*args, **kwargs) if self._is_left_out() else self.call(compiled, eager, args, kwargs)
+
+    def _under_hooks(
+        self,
+        hooks: Hooks,
+        compiled: CompiledFunction,
+        eager: CompiledFn,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        frame, is_repeated = checkpoint_of(hooks) or (None, False)
+        if is_repeated and not ran_compiled(frame, self):
+            return eager(*args, **kwargs)
+        if self._is_left_out():
+            return compiled.reuse(*args, **kwargs) if is_repeated else eager(*args, **kwargs)
+        runs = self._watch.total_runs
+        result = self.call(compiled, eager, args, kwargs)
+        if frame is None or is_repeated:
+            return result
+        # where code is compiled, be it collected and not counted, the same call finds it again
+        if self._watch.total_runs > runs or self._gate.lane is Lane.COMPILE:
+            note_compiled(frame, self)
+        return result
 
     def call(
         self, compiled: CompiledFunction, eager: CompiledFn, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -150,6 +184,7 @@ class SwappedRegion:
 
     def put(self, root: nn.Module) -> None:
         """Change the model; what was put in place is taken out again if that fails half-way."""
+        self._root = root
         try:
             if self.region.kind == "function":
                 self._put_function(self.region.members[0])
@@ -158,6 +193,11 @@ class SwappedRegion:
         except BaseException:
             self.take_out()
             raise
+
+    def put_again(self) -> None:
+        """Change the model that was changed before."""
+        assert self._root is not None
+        self.put(self._root)
 
     def take_out(self) -> None:
         """Change the model back; a second call does nothing."""
