@@ -22,17 +22,23 @@ class Together:
         self._plan_digest = plan_digest
         self._exchanged_at = -1
         self._compiling = False
-        self.state = State()
-
-    @property
-    def several(self) -> bool:
+        self._state = State()
+        self.several = ranks.world_size > 1
         """Whether there is more than one rank."""
-        return self._ranks.world_size > 1
+
+        self.has_settled = False
+        """Whether several ranks have come to an end: what they did not compile then they never will."""
 
     @property
-    def has_settled(self) -> bool:
-        """Whether several ranks have come to an end: what they did not compile then they never will."""
-        return self.several and self.state.phase in (Phase.STEADY, Phase.DECLINED, Phase.REVERTED)
+    def state(self) -> State:
+        """What all ranks have agreed on."""
+        return self._state
+
+    @state.setter
+    def state(self, agreed: State) -> None:
+        self._state = agreed
+        at_an_end = agreed.phase in (Phase.STEADY, Phase.DECLINED, Phase.REVERTED)
+        self.has_settled = self.several and at_an_end
 
     @property
     def compiling(self) -> bool:

@@ -67,8 +67,10 @@ class Track:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing can happen before it has become hot."""
-        return self.is_unknown and not self.hot and self.state.phase is Phase.OBSERVING
+        """Whether nothing can happen before its next step: it is not hot, and nothing is asked about it."""
+        if not self.is_unknown or self.hot or self.steps == SOON:
+            return False
+        return self.state.phase is Phase.OBSERVING
 
     @property
     def is_known_soon(self) -> bool:
@@ -88,11 +90,12 @@ class Track:
         units (a step may have a second variant) and after repeated misses; otherwise nothing that is not
         compiled yet may stall a step.
         """
-        if not self.phase.uses_compiled_code:
+        phase = self.state.phase
+        if not phase.uses_compiled_code:
             return Lane.EAGER
-        if self.phase is Phase.FLIPPING:
+        if phase is Phase.FLIPPING:
             return Lane.COMPILE
-        if self.phase is Phase.SETTLING and has_first_arm(self.settling_units):
+        if phase is Phase.SETTLING and has_first_arm(self.settling_units):
             return Lane.EAGER
         return Lane.COMPILE if self.may_compile > 0 else Lane.REUSE
 
@@ -104,9 +107,10 @@ class Track:
     @property
     def interleaved(self) -> PairedUnits | None:
         """Where the time of the next unit goes, if two kinds are compared now."""
-        if self.phase is Phase.SETTLING:
+        phase = self.state.phase
+        if phase is Phase.SETTLING:
             return self.pairs
-        return self.trial if self.phase is Phase.REFINING else None
+        return self.trial if phase is Phase.REFINING else None
 
     def began_comparing(self) -> None:
         """Two kinds of units are compared from now on."""
@@ -161,7 +165,7 @@ class Track:
 
     def end_unit(self) -> None:
         """The unit has ended, with a step of this signature or with one of another."""
-        if self.phase in (Phase.SETTLING, Phase.REFINING):
+        if self.state.phase in (Phase.SETTLING, Phase.REFINING):
             self.settling_units += 1
         if self.is_compiling:
             self.may_compile = max(0, self.may_compile - 1)

@@ -148,7 +148,7 @@ PRIVATE_TORCH = {
     # How it takes gradients in a step.
     "swap.tracing.own_gradients": {"torch._dynamo"},
     # Whether Lightning goes through its loaders one after the other.
-    "run.stages": {"_combined_loader"},
+    "run.stages": {"_combined_loader", "_should_accumulate"},
     # How it takes an optimizer that a step looks at.
     "swap.tracing.optimizer_settings": {"torch._dynamo"},
     # For which backend it traces.
@@ -166,7 +166,7 @@ PRIVATE_TORCH = {
     # How a module is called, and the attribute that module.compile() sets.
     "swap.installer": {"_call_impl"},
     "plan.regions": {"_compiled_call_impl"},
-    "run.trainer_facts": {"_compiled_call_impl", "_should_accumulate"},
+    "run.trainer_facts": {"_compiled_call_impl"},
     # The dispatch mode that records the stream of operations, and which tensors are the same.
     "watch.opgraph": None,
     "watch.tensor_identity": None,

@@ -35,7 +35,8 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Write the event out before returning; never raises for the file's sake."""
-        self._write(_to_line(event))
+        if self.path is not None:
+            self._write(_to_line(event))
 
     def open(self) -> None:
         """Make the file, so that it is there even if nothing happens."""

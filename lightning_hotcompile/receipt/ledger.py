@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from lightning_hotcompile.receipt.report import PhaseStats
@@ -28,6 +27,27 @@ class _PhaseTotal:
     times: deque[float] = field(default_factory=_window)
 
 
+class _OwnTime:
+    """Adds what goes by while it is entered to the callback's own time, less what is booked as installing.
+
+    It is entered several times a step, never within itself.
+    """
+
+    __slots__ = ("_installed_s", "_ledger", "_now", "_start")
+
+    def __init__(self, ledger: Ledger, now: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._now = now
+        self._start = self._installed_s = 0.0
+
+    def __enter__(self) -> None:
+        self._start, self._installed_s = self._now(), self._ledger.install_s
+
+    def __exit__(self, *_: object) -> None:
+        ledger = self._ledger
+        ledger.own_s += self._now() - self._start - (ledger.install_s - self._installed_s)
+
+
 class Ledger:
     """The accounts of one fit, in seconds.
 
@@ -36,8 +56,7 @@ class Ledger:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._phases: dict[str, _PhaseTotal] = {}
+        self._phases: defaultdict[str, _PhaseTotal] = defaultdict(_PhaseTotal)
         self._eager = self._eager_before = _window()
         self._compiled = _window()
         self._compiled_seconds = 0.0
@@ -50,6 +69,9 @@ class Ledger:
         self._before_first_s = 0.0
         self.install_s = 0.0
         self.own_s = 0.0
+        self.own_time = _OwnTime(self, now)
+        """What is done within it is the callback's own doing; installing is booked apart."""
+
         self.saved_besides_s: Callable[[], float | None] = lambda: None
         """Tells how many seconds something else than compiled code has saved, ``None`` where nothing has."""
         self.steps = 0
@@ -69,7 +91,7 @@ class Ledger:
         self._between += time.wait_seconds
         self._away += time.away_seconds
         self._longest_wait_s = max(self._longest_wait_s, time.wait_seconds, time.away_seconds)
-        phase = self._phase(record.phase)
+        phase = self._phases[record.phase]
         phase.steps += 1
         phase.seconds += time.seconds
         if record.stalled:
@@ -95,7 +117,7 @@ class Ledger:
             phase: of all of them.
             compiled: whether they ran compiled code.
         """
-        usual_s, total = self._compiled_step_s if compiled else self.eager_step_s, self._phase(phase)
+        usual_s, total = self._compiled_step_s if compiled else self.eager_step_s, self._phases[phase]
         theirs_s = (seconds + between_s) * (1 - (self.wait_share or 0.0))
         in_steps = max(seconds, min(theirs_s, steps * (usual_s or 0.0)))
         self.steps, total.steps = self.steps + steps, total.steps + steps
@@ -104,20 +126,6 @@ class Ledger:
         self._recent = in_steps / steps
         total.seconds += in_steps
         self._compiled_seconds += in_steps * compiled
-
-    @contextmanager
-    def own_time(self) -> Iterator[None]:
-        """What is done meanwhile is the callback's own doing; installing is booked apart."""
-        start, installed_s = self._now(), self.install_s
-        try:
-            yield
-        finally:
-            self.own_s += self._now() - start - (self.install_s - installed_s)
-
-    def _phase(self, name: str) -> _PhaseTotal:
-        if name not in self._phases:
-            self._phases[name] = _PhaseTotal()
-        return self._phases[name]
 
     def forget_eager_steps(self) -> None:
         """Eager steps take another time from now on; until one was timed, that of those before counts."""

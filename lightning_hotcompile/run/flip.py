@@ -143,7 +143,7 @@ class Flip:
 
     def lane(self, wanted: Lane) -> Lane:
         """The lane of the step that is about to run: eager if nothing is in place, to wait, or if told to."""
-        if not self.in_place:
+        if wanted is Lane.EAGER or not self.in_place:
             return Lane.EAGER
         if wanted is Lane.COMPILE:
             waits = self.batch.is_one_to_wait_after() or stance_against_compiling() is not None
@@ -155,26 +155,27 @@ class Flip:
 
         ``armed``: outputs are looked at for NaN while they are new.
         """
-        self.installation.witness.watch.armed = armed
-        self._runs_before = self.installation.witness.watch.total_runs
-        self._compile_s = self.installation.timer.seconds
+        installation = self.installation
+        watch, gate = installation.witness.watch, installation.gate
+        watch.armed = armed
+        self._runs_before = watch.total_runs
+        self._compile_s = installation.timer.seconds
         if lane is Lane.COMPILE:
-            self.installation.timer.start()
-        self.installation.gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
-        left_out = self.installation.parts.get(without, NO_REGION) if without else NO_REGION
-        self.installation.gate.open(lane, left_out)
+            installation.timer.start()
+        gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
+        gate.open(lane, installation.parts.get(without, NO_REGION) if without else NO_REGION)
 
     def close(self) -> tuple[bool, bool]:
         """A step ended: whether compiled code ran, wherever there is any; whether it compiled or failed."""
+        installation = self.installation
         self._let_batch_go()
-        self.installation.gate.close()
+        installation.gate.close()
         self.ahead.end_step()
-        witness = self.installation.witness
-        ran = witness.watch.total_runs > self._runs_before and not self.installation.is_lost_anywhere
-        before, self._told = self._told, self.installation.happened
+        ran = installation.witness.watch.total_runs > self._runs_before and not installation.is_lost_anywhere
+        before, self._told = self._told, installation.happened
         if self._told[1] > before[1]:
             self._tell_new_graphs(before[1])
-        return ran, self._told != before or self.installation.timer.seconds > self._compile_s
+        return ran, self._told != before or installation.timer.seconds > self._compile_s
 
     def _tell_new_graphs(self, told: int) -> None:
         graphs = self.installation.witness.graphs

@@ -65,9 +65,11 @@ class FusedWatch:
     @property
     def is_busy(self) -> bool:
         """Whether steps have to be looked at, since one is on trial or will be."""
-        waiting = self._waiting
-        has_some = bool(self._optimizers) if waiting is None else not all(w.is_put_off for w in waiting)
-        return has_some or bool(self._undecided) or self._until_told > 0
+        if self._undecided or self._until_told:
+            return True
+        if not self._waiting:
+            return self._waiting is None and bool(self._optimizers)
+        return not all(each.is_put_off for each in self._waiting)
 
     @property
     def is_deciding(self) -> bool:
@@ -89,7 +91,11 @@ class FusedWatch:
                 self._waiting = [each for each in self._waiting if each not in due]
                 _wait_no_longer(due)
                 self._begin(due)
-        self._updates = sum(each.step.updates for each in self._undecided)
+        self._updates = self._count_updates() if self._undecided else 0
+
+    def _count_updates(self) -> int:
+        """Of all that are on trial."""
+        return sum(each.step.updates for each in self._undecided)
 
     def _to_be_tried(self) -> Iterator[Waiting]:
         """All that can be, but those of which an earlier run knows that the kernel is not worth it."""
@@ -134,7 +140,7 @@ class FusedWatch:
         Args:
             ends_unit: whether gradients are not accumulated further.
         """
-        disturbed = sum(each.step.updates for each in self._undecided) != self._updates
+        disturbed = self._count_updates() != self._updates
         for each in self._undecided:
             each.steps += 1
             each.idle += ends_unit and not each.step.updates

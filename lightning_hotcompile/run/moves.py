@@ -58,7 +58,7 @@ class Moves:
         """At most one transition, before batch number ``steps``: of this signature, or of all ranks."""
         if self._together.several:
             self._move_together(track, steps)
-        elif not track.is_waiting or track.is_known_soon:
+        else:
             self._move(track)
 
     def _move(self, track: Track) -> None:

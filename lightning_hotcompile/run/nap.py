@@ -48,15 +48,16 @@ class Calm:
 
     def stay_awake(self) -> None:
         """A step that was another one, or fitted nothing, may be the first of many."""
-        self._looks = min(self._looks, looks_before(self.lane) - LOOKS_AFTER_ANOTHER)
+        if self._looks:
+            self._looks = min(self._looks, looks_before(self.lane) - LOOKS_AFTER_ANOTHER)
 
     def begin_anew(self) -> None:
         """No look until now counts."""
         self._looks = 0
 
-    def is_enough(self, *, nothing_pays: bool) -> bool:
+    def is_enough(self, *, nothing_pays: Callable[[], bool]) -> bool:
         """Whether a nap may begin; soon where no kind of step can pay."""
-        return self._looks >= looks_before(self.lane, nothing_pays=nothing_pays)
+        return self._looks > 0 and self._looks >= looks_before(self.lane, nothing_pays=nothing_pays())
 
 
 class Nap:

@@ -109,16 +109,17 @@ class Rounds:
 
     def move(self, track: Track, steps: int) -> None:
         """At most one transition of this signature, and the next round if that was the end of one."""
-        if self._is_trial and track is not self._track:
+        before = track.state.phase
+        if self._best is None:
+            if before is Phase.OBSERVING and not track.is_waiting and self._begin(track):
+                return  # the other plan knows nothing yet of the batch of this step
+        elif self._is_trial and track is not self._track:
             if not track.hot:
                 return
             self._abandon_trial()  # another signature needs a plan that is known to be good
-        undecided = track.phase is Phase.OBSERVING and self._best is None and not track.is_waiting
-        if undecided and self._begin(track):
-            return  # the other plan knows nothing yet of the batch of this step
-        before = track.phase
         self.now.moves.move(track, steps)
-        if track.phase is not before and track.phase in (Phase.STEADY, Phase.REVERTED):
+        now = track.state.phase
+        if now is not before and now in (Phase.STEADY, Phase.REVERTED):
             self._end_round(track)
 
     def _begin(self, track: Track) -> bool:

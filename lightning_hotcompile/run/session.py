@@ -35,7 +35,7 @@ from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
-from lightning_hotcompile.watch.clock import StepClock
+from lightning_hotcompile.watch.clock import DRAINED_TOGETHER, StepClock
 from lightning_hotcompile.watch.step_record import StepRecord
 
 
@@ -102,7 +102,7 @@ class Session:
 
     def consider_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Ask everything anew: decide how the step that is about to run goes."""
-        with self.ledger.own_time():
+        with self.ledger.own_time:
             self.abandon_step()
             if self._gave_up is None:
                 self._decide_on(batch, batch_idx, dataloader_idx)
@@ -110,42 +110,43 @@ class Session:
                 self._together.answer_for(self._gave_up, self.steps)
 
     def _decide_on(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        self.book_finished_steps()
-        track = self.watch.track_of(batch, batch_idx, dataloader_idx)
+        track, steps = self.watch.track_of(batch, batch_idx, dataloader_idx), self.steps
+        waits = track.is_waiting and not self._together.several
+        if not waits or steps % DRAINED_TOGETHER == 0:
+            self.book_finished_steps()
         self.flip.batch.begin(batch, track.signature.batch)
-        self.side.consider_step(self.steps, self.watch.tracks)
-        if not self._is_at_rest(track):
-            flip = self.flip
-            self.rounds.move(track, self.steps)
-            if self.flip is not flip:  # another plan is tried
-                flip.batch.end()
-                self.flip.batch.begin(batch, track.signature.batch)
-        wanted = track.lane()
-        lane = self.flip.lane(wanted)
-        record = StepRecord(
-            phase=track.phase.value,
-            compiled=lane is not Lane.EAGER,
-            unit=self.watch.unit_number,
-            pairs=track.interleaved,
-        )
-        if record.pairs is not None:
-            # it may compile, and is looked at for NaN; or it has to be eager
-            record.disturbed = lane is Lane.COMPILE or lane is not wanted
-            record.without = track.without
-        self.flip.ahead.mark(record)
+        self.side.consider_step(steps, self.watch.tracks)
+        at_rest = not waits and self._move(track, steps, batch)
+        wanted, flip = track.lane(), self.flip
+        lane = flip.lane(wanted)
+        self._calm.look(lane, at_rest=at_rest)
+        record = self.watch.record_of(track, lane, wanted)
+        flip.ahead.mark(record)
         self._current = (track, record, lane)
+
+    def _move(self, track: Track, steps: int, batch: Any) -> bool:
+        """Whether nothing can change any longer, after at most one transition if something could."""
+        if self._is_at_rest(track):
+            return True
+        flip = self.flip
+        self.rounds.move(track, steps)
+        if self.flip is not flip:  # another plan is tried
+            flip.batch.end()
+            self.flip.batch.begin(batch, track.signature.batch)
+        return self._is_at_rest(track)
 
     def begin_step(self) -> None:
         """The step that was considered begins: what is done from now on counts as its own."""
         if self._current is None:
             return
         track, record, lane = self._current
-        with self.ledger.own_time():
+        with self.ledger.own_time:
             self.flip.open(lane, armed=record.pairs is None or lane is Lane.COMPILE, without=record.without)
-            self._calm.look(lane, at_rest=self._is_at_rest(track))
-            if self.watch.is_one_to_record(track, record) and self.rounds.now.weighing.may_pay():
-                self.watch.begin_recording(record)
-                self._calm.begin_anew()
+            if self.watch.is_one_to_record(track, record):
+                self.book_finished_steps()
+                if self.rounds.now.weighing.may_pay():
+                    self.watch.begin_recording(record)
+                    self._calm.begin_anew()
             self.side.begin_step()
         self._clock.start(record)
 
@@ -157,19 +158,20 @@ class Session:
         self._clock.stop()
         (track, record, lane), self._current = self._current, None
         self._booked += 1
-        with self.ledger.own_time():
+        with self.ledger.own_time:
             record.ends_unit = ends_unit(self._trainer, self._stage)
             self._look_back(track, record, lane)
             if self.side.end_step(record):
                 self.book_finished_steps()
                 self.ledger.forget_eager_steps()
-            nothing_pays = self.watch.tracks.all_are_hopeless()
-            if self._calm.is_enough(nothing_pays=nothing_pays) and not self.side.is_busy:
+            is_calm = self._calm.is_enough(nothing_pays=self.watch.tracks.all_are_hopeless)
+            if is_calm and not self.side.is_busy:
                 self.nap = Nap(track, lane, self.flip, self._now)
 
     def _look_back(self, track: Track, record: StepRecord, lane: Lane) -> None:
         """Find out what happened in the step."""
-        self.watch.end_recording()
+        if self.watch.recorder is not None:
+            self.watch.end_recording()
         ran, new = self.flip.close()
         missed = lane is not Lane.EAGER and not ran
         record.stalled |= new
@@ -179,10 +181,8 @@ class Session:
             lane = Lane.EAGER  # a miss here says nothing about the plan as a whole
         pays = partial(self.rounds.now.weighing.recompile_pays, track)
         track.ran(lane=lane, compiled=ran, ends_unit=record.ends_unit, recompile_pays=pays)
-        if record.disturbed:
-            self._calm.stay_awake()
         at_rest = self._is_at_rest(track)
-        if not at_rest:
+        if record.disturbed or not at_rest:
             self._calm.stay_awake()
         self.watch.count(track, record, at_rest=at_rest)
 
@@ -201,12 +201,14 @@ class Session:
 
     def abandon_step(self) -> None:
         """Leave a step that did not end (an exception, or an epoch that was cut short)."""
-        self.watch.end_recording()
+        if self.watch.recorder is not None:
+            self.watch.end_recording()
         if self._current is not None:
             self._current = None
             self._clock.abandon()
             self.flip.abandon_step()
-        self._end_nap()
+        if self.nap is not None:
+            self._end_nap(self.nap)
 
     def leave(self) -> None:
         """Another stage comes in between: until the next step no time is this one's."""
@@ -257,17 +259,15 @@ class Session:
             if self.nap is not None:
                 self._booked += self.nap.book(self.ledger)
 
-    def _end_nap(self) -> None:
-        nap = self.nap
-        if nap is not None:
-            nap.end()
-            try:
-                self.book_finished_steps()
-            finally:
-                self.nap = None
-            self._clock.abandon()  # what went by since the last step that was timed is no waiting
-            if nap.missed:
-                self._calm.stay_awake()
+    def _end_nap(self, nap: Nap) -> None:
+        nap.end()
+        try:
+            self.book_finished_steps()
+        finally:
+            self.nap = None
+        self._clock.abandon()  # what went by since the last step that was timed is no waiting
+        if nap.missed:
+            self._calm.stay_awake()
 
     @property
     def plan(self) -> CompilePlan:

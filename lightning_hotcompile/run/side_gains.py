@@ -42,7 +42,7 @@ class SideGains:
     ) -> None:
         train = stage == TRAIN
         self.heap = HeapWatch(module.device.type, wanted=config.keep_freed_memory and train)
-        self._trainer = trainer
+        self._strategy = trainer.strategy  # which has the Trainer's optimizers
         self._config = config
         self._memory = memory
         self._wants_fused = train and uses_fused_optimizers(trainer, config)
@@ -94,11 +94,11 @@ class SideGains:
 
         Optimizers that somebody has put in place of those from the beginning are tried anew.
         """
-        if self._wants_fused and self._trainer.optimizers != self._optimizers:
+        if self._wants_fused and self._strategy.optimizers != self._optimizers:
             self.fused.finish()
             self._before.append(self.fused)
             self._was_replaced = True
-            self._optimizers = list(self._trainer.optimizers)
+            self._optimizers = list(self._strategy.optimizers)
             self.fused = self._fused_of(self._optimizers, after=steps + self._config.threshold)
         self.fused.begin_step(steps, lambda: not any(track.phase.is_at_work for track in tracks))
 

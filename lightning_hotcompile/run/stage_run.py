@@ -113,7 +113,7 @@ class StageRun:
 
     def before_update(self) -> None:
         """Gradients are there; with manual optimization the step goes on after it."""
-        if self.session.watch.is_recording and self._trainer.lightning_module.automatic_optimization:
+        if self.session.watch.recorder is not None and self._trainer.lightning_module.automatic_optimization:
             self.guarded(lambda session: session.watch.end_recording())
 
     def after_step(self) -> None:
@@ -155,7 +155,7 @@ class StageRun:
         """Before the step that was considered begins: its time is its own."""
         told, self._told = self._told, len(self._own)
         if told != self._told and self._metrics.has_readers(self._trainer):
-            with self.session.ledger.own_time():
+            with self.session.ledger.own_time:
                 self._log(scalars(self.report))
 
     def _log_step_time(self) -> None:
@@ -168,7 +168,7 @@ class StageRun:
             self._until_log = 1
             return
         self.session.book_finished_steps()
-        with self.session.ledger.own_time():
+        with self.session.ledger.own_time:
             self._log(
                 {
                     "step_ms": self.session.ledger.recent_step_ms,

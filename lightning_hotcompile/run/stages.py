@@ -22,8 +22,13 @@ STEP_METHOD = {
 
 
 def ends_unit(trainer: Trainer, stage: str) -> bool:
-    """Whether a unit of steps is complete: in training an optimizer step, elsewhere each step."""
-    return stage != TRAIN or trainer_facts.ends_unit(trainer)
+    """Whether a unit of steps is complete: in training an optimizer step, elsewhere each step.
+
+    In training of the batch that is about to run or has just run.
+    """
+    if stage != TRAIN or trainer.accumulate_grad_batches == 1:
+        return True
+    return not trainer.fit_loop._should_accumulate()
 
 
 def begins_pass(trainer: Trainer, stage: str, batch_idx: int) -> bool:

@@ -13,6 +13,7 @@ from lightning_hotcompile.plan.islands import fp8_state
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.stages import begins_pass
+from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor.compilers import saved_draws
 from lightning_hotcompile.tracks import Track, TrackBook
 from lightning_hotcompile.watch.canonical import OpGraph
@@ -63,7 +64,9 @@ class StepWatch:
         self.unit_number = 0
         """Of the optimizer step whose micro-steps run now."""
 
-        self._recorder: OpRecorder | None = None
+        self.recorder: OpRecorder | None = None
+        """Of the operations of the running step, if it is one to record."""
+
         self._last: Track | None = None
         self._latest: deque[Track] = deque(maxlen=_LATEST)
         self.tracks = TrackBook(first=first)
@@ -84,6 +87,20 @@ class StepWatch:
             self._last = last = self.tracks.of(signature)
         self._latest.append(last)
         return last
+
+    def record_of(self, track: Track, lane: Lane, wanted: Lane) -> StepRecord:
+        """What is known before a step that goes one way, perhaps not the one that was wanted."""
+        record = StepRecord(
+            phase=track.state.phase.value,
+            compiled=lane is not Lane.EAGER,
+            unit=self.unit_number,
+            pairs=track.interleaved,
+        )
+        if record.pairs is not None:
+            # it may compile, and is looked at for NaN; or it has to be eager
+            record.disturbed = lane is Lane.COMPILE or lane is not wanted
+            record.without = track.without
+        return record
 
     def share_of(self, track: Track) -> float:
         """Part of the steps that is of this kind, by the latest ones since there was one of it.
@@ -151,17 +168,12 @@ class StepWatch:
     def begin_recording(self, record: StepRecord) -> None:
         """Record the operations of this step."""
         record.disturbed = record.recorded = True
-        self._recorder = OpRecorder()
-        self._recorder.start()
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether the operations of the running step are recorded."""
-        return self._recorder is not None
+        self.recorder = OpRecorder()
+        self.recorder.start()
 
     def end_recording(self) -> None:
         """Stop recording operations, if this step is recorded; a second call does nothing."""
-        recorder, self._recorder = self._recorder, None
+        recorder, self.recorder = self.recorder, None
         if recorder is not None:
             recorder.stop()
             self.op_graph = graph = recorder.graph()

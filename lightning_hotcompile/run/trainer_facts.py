@@ -67,11 +67,6 @@ def _callbacks(trainer: Trainer) -> list[Callback]:
     return callbacks
 
 
-def ends_unit(trainer: Trainer) -> bool:
-    """Whether the optimizer steps after the batch that is about to run or has just run."""
-    return trainer.accumulate_grad_batches == 1 or not trainer.fit_loop._should_accumulate()
-
-
 def why_not_supported(trainer: Trainer, module: LightningModule) -> str | None:
     """Why nothing can be compiled in this run, or ``None``."""
     strategy = type(trainer.strategy)

@@ -7,11 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 MAX_PENDING = 64
+
+DRAINED_TOGETHER = 16
+"""Steps that may end before the clock is asked, where nobody has to know yet what they took."""
 
 
 class TimingEvent(Protocol):
@@ -30,8 +33,7 @@ class TimingEvent(Protocol):
         """Milliseconds from this mark to the other one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(NamedTuple):
     """One finished step."""
 
     tag: Hashable
@@ -48,7 +50,7 @@ class StepTime:
     """Host time before this step in which something else than such steps went on, as ``leave`` has said."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class _Started:
     tag: Hashable
     wait_seconds: float
@@ -192,7 +194,8 @@ class StepClock:
             if wait and sys.exc_info()[0] is None:
                 for pending in self._pending:
                     pending.wait()
-            self._resolve()
+            if self._pending:
+                self._resolve()
         except Exception:
             self._pending.clear()
             raise

@@ -83,7 +83,12 @@ class StepDetector:
         """Forget everything, raised thresholds too: for another stage, optimizer or dataloader."""
         self._tracks: OrderedDict[Hashable, _Track] = OrderedDict()
         self._unit: list[tuple[Hashable, int]] = []
-        self._last_unit: Hashable = None
+        self.last_unit: Hashable = None
+        """Signature of the unit that ended last; ``None`` before the first."""
+
+        self._latest: tuple[Hashable, _Track] | None = None
+        """The signature that was asked for last, and its track."""
+
         self._begun = False
         self._given: Hashable = None
         self._recorded = hashlib.sha256()
@@ -130,7 +135,7 @@ class StepDetector:
         Raises:
             HotCompileError: no step was begun, or nothing says what the step was.
         """
-        signature = self._signature_of_step()
+        signature = self._given if self._given is not None else self._recorded_signature()
         self._begun, self._given = False, None
         self._steps_seen += 1
         if self._unit and self._unit[-1][0] == signature:
@@ -139,11 +144,9 @@ class StepDetector:
             self._unit.append((signature, 1))
         return self._end_unit() if boundary else False
 
-    def _signature_of_step(self) -> Hashable:
+    def _recorded_signature(self) -> RecordedSignature:
         if not self._begun:
             raise HotCompileError("end_step() without a step: call begin_step() first.")
-        if self._given is not None:
-            return self._given
         if self._n_recorded == 0:
             raise HotCompileError(
                 "nothing says what this step was: call begin_step(signature), or record() for its operations."
@@ -160,18 +163,21 @@ class StepDetector:
         track.count += 1
         track.last_unit = self._units_seen
         self._units_seen += 1
-        self._last_unit = signature
+        self.last_unit = signature
         became_hot = not track.hot and track.run >= track.threshold
         track.hot = track.hot or became_hot
         return became_hot
 
     def _track(self, signature: Hashable) -> _Track:
+        if self._latest is not None and self._latest[0] is signature:
+            return self._latest[1]
         track = self._tracks.get(signature)
         if track is None:
             self._make_room()
             track = self._tracks[signature] = _Track(threshold=self.threshold)
             self._unique += 1
         self._tracks.move_to_end(signature)
+        self._latest = signature, track
         return track
 
     def _make_room(self) -> None:
@@ -182,14 +188,9 @@ class StepDetector:
         del self._tracks[next(plain, next(iter(self._tracks)))]
 
     @property
-    def last_unit(self) -> Hashable:
-        """Signature of the unit that ended last; ``None`` before the first."""
-        return self._last_unit
-
-    @property
     def is_hot(self) -> bool:
         """Whether the last unit's signature is hot; with threshold 0 also before the first unit."""
-        track = self._tracks.get(self._last_unit)
+        track = self._tracks.get(self.last_unit)
         return self.threshold == 0 if track is None else track.hot
 
     @property

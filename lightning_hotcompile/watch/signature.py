@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -41,13 +41,12 @@ class StepSignature(NamedTuple):
         return hashlib.blake2b(repr(tuple(self)).encode(), digest_size=6).hexdigest()
 
 
-def _flags(flags: Iterator[bool]) -> Hashable:
+def _flags(flag_of: Callable[[Any], Any], owners: Sequence[Any]) -> Hashable:
     """Many booleans as one cheap value; anything odd as a tuple."""
-    collected = tuple(flags)
     try:
-        return bytes(collected)
+        return bytes(map(flag_of, owners))
     except (TypeError, ValueError):
-        return collected
+        return tuple(map(flag_of, owners))
 
 
 _READS = 16
@@ -97,9 +96,9 @@ class SignatureReader:
         return StepSignature(
             stage=stage,
             batch=structure,
-            values=self._stable_values(structure, tuple(found)),
-            training=_flags(map(_TRAINING, self._modules)),
-            requires_grad=_flags(map(_REQUIRES_GRAD, self._parameters)),
+            values=self._stable_values(structure, tuple(found)) if found else (),
+            training=_flags(_TRAINING, self._modules),
+            requires_grad=_flags(_REQUIRES_GRAD, self._parameters),
             grad_mode=_grad_mode(),
             autocast=tuple(map(_autocast_state, self._device_types)),
             precision=self._precision,
@@ -107,8 +106,6 @@ class SignatureReader:
         )
 
     def _stable_values(self, structure: Hashable, values: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-        if not values:
-            return ()
         switches = tuple(v for v in values if isinstance(v, bool))
         if self._varied >= _VARIED_TOO_OFTEN:
             return switches

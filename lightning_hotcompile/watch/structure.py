@@ -37,6 +37,8 @@ def describe(value: Any, values: list[Hashable]) -> Hashable:
     Bools, ints and strings are appended to ``values``; of anything else only the type counts. Of those
     in a list of more than ``MANY`` plain values (token ids, a polygon) only the number and the types count.
     """
+    if type(value) is Tensor:
+        return _describe_tensor(value)
     if isinstance(value, Tensor):
         described = _describe_tensor(value)
         return described if _is_traceable(type(value)) else (_SUBCLASS + type(value).__name__, described)
