@@ -51,6 +51,9 @@ class Machine(Callback):
         wait_s: seconds that go by between two steps.
     """
 
+    accumulates = 1
+    """Batches before an update."""
+
     def __init__(self, *broken: str, wait_s: float = 0.0, **extra_s: float) -> None:
         self.now = 0.0
         self.broken = broken
@@ -99,7 +102,8 @@ class Machine(Callback):
         settings: dict[str, Any] = {"threshold": 3, "prewarm": False, "parity": "off", "on_error": "raise"}
         settings["fused_optimizer"] = False  # its optimizer is one to compile
         callback = HotCompile(backend=self.backend, **{**settings, **options})
-        trainer = make_trainer([callback, self], max_steps=steps, max_epochs=-1)
+        limits = {"max_steps": steps, "max_epochs": -1, "accumulate_grad_batches": self.accumulates}
+        trainer = make_trainer([callback, self], **limits)
         torch.manual_seed(1)
         self.model = seeded(Net)
         trainer.fit(self.model, loader())

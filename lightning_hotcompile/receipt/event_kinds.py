@@ -189,6 +189,25 @@ class PartTried(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScopesRaced(Event):
+    """Steps compiled with two scopes were timed against each other; above 1 what is kept is faster."""
+
+    kept: str
+    left: str
+    value: float
+    low: float
+    high: float
+    n: int
+    """Pairs of steps measured."""
+
+    confidence: float | None = None
+
+    def __str__(self) -> str:
+        interval = _interval(self.low, self.high, self.confidence)
+        return f"{self.kept} kept: {number(self.value, '.3f', '')}x as fast as {self.left}, {interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class FusedTried(Event):
     """Updates by torch's fused kernel were compared with those of the loop; above 1 the kernel is faster."""
 

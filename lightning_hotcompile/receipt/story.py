@@ -21,6 +21,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Planned,
     Recompiled,
     Reverted,
+    ScopesRaced,
     SpeedUp,
 )
 from lightning_hotcompile.receipt.report import FusedOptimizer
@@ -98,6 +99,10 @@ class Story:
     def tried(self, part: str, ratio: Ratio, *, kept: bool) -> None:
         """Steps without one part of the plan were compared with steps of the whole plan."""
         self._emit(PartTried(step=self._step(), part=part, kept=kept, **vars(ratio)))
+
+    def raced(self, kept: str, left: str, ratio: Ratio) -> None:
+        """Two scopes took turns, and one of them is kept; above 1 it is the faster one."""
+        self._emit(ScopesRaced(step=self._step(), kept=kept, left=left, **vars(ratio)))
 
     def compiling(self, regions: int) -> None:
         """Compiling begins."""

@@ -236,7 +236,8 @@ def _notes_of(session: Session) -> Iterator[str]:
         )
     if len(session.rounds.tried) > 1:
         results = ", ".join(f"{scope} {speedup:.2f}x" for scope, speedup in session.rounds.tried.items())
-        yield f"scopes that were tried: {results}; {session.plan.name} is in use"
+        turns = "".join(f"; {words}" for words in session.rounds.turns)
+        yield f"scopes that were tried: {results}{turns}; {session.plan.name} is in use"
     yield from session.side.in_words()
     yield from session.flip.ahead.in_words()
     if graph is not None:

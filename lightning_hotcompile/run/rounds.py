@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
-from lightning_hotcompile.run.flip import Flip
-from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.memory import Memory
-from lightning_hotcompile.run.moves import Moves
-from lightning_hotcompile.run.weighing import Weighing
-from lightning_hotcompile.swap.installation import OPTIMIZER
+from lightning_hotcompile.run.race import Race
+from lightning_hotcompile.run.round import Result, Round
 from lightning_hotcompile.tracks import Track
-from lightning_hotcompile.watch.step_record import PairedUnits
-
-CLEARLY_BETTER = 1.01
-"""A later plan has to be so much faster than the best one before it; equal ones are not exchanged."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
-    """One plan, and all that is there to carry it out."""
-
-    plan: CompilePlan
-    flip: Flip
-    weighing: Weighing
-    judge: Judge
-    moves: Moves
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Result:
-    """How a signature stood at the end of a round."""
-
-    round: Round
-    state: State
-    pairs: PairedUnits
-
-    @property
-    def speedup(self) -> float:
-        """Eager time / compiled time, 1 where eager is what is left of the plan."""
-        ratio = self.pairs.ratio()
-        return ratio.value if self.state.phase is Phase.STEADY and ratio is not None else 1.0
 
 
 class Rounds:
     """Tries plans one after the other, as long as it may pay. Each is measured against eager.
+
+    Two that seem to be about as fast take turns then: see :class:`Race`.
 
     Args:
         first: the plan by rule.
@@ -81,22 +50,24 @@ class Rounds:
         self._memory = memory
         self._ledger = ledger
         self._story = story
-        self._best: _Result | None = None
+        self._best: Result | None = None
         self._track: Track | None = None
         """The signature on which plans are tried; others use the plan that is in place."""
 
+        self._race: Race | None = None
         self._flips = [self.now.flip]
         self.tried: dict[str, float] = {}
         """Speed-up of each plan that was measured, by name and in order; 1 for one that was taken back."""
+
+        self.turns: list[str] = []
+        """How it went where two of them took turns, in words."""
 
     def close(self) -> None:
         """Change everything back; a round that has not ended leaves the word to the best one before it."""
         for flip in self._flips:
             flip.end()
-        if self._is_trial and self._best is not None and self._track is not None:
-            self._ledger.end_round()
-            self._take_up(self._best, self._track, self._best.state.reason)
-            self._tell_of(self._track)
+        if self._on_trial is not None and self._track is not None:
+            self._leave_trial(self._track)
 
     @property
     def compile_s(self) -> float:
@@ -113,10 +84,13 @@ class Rounds:
         if self._best is None:
             if before is Phase.OBSERVING and not track.is_waiting and self._begin(track):
                 return  # the other plan knows nothing yet of the batch of this step
-        elif self._is_trial and track is not self._track:
+        elif self._on_trial is not None and self._track is not None and track is not self._track:
             if not track.hot:
                 return
-            self._abandon_trial()  # another signature needs a plan that is known to be good
+            self._abandon_trial(self._track)  # another signature needs a plan that is known to be good
+        elif self._race is not None:
+            self._go_on_racing(self._race, track)
+            return
         self.now.moves.move(track, steps)
         now = track.state.phase
         if now is not before and now in (Phase.STEADY, Phase.REVERTED):
@@ -165,23 +139,31 @@ class Rounds:
         return len(self._flips) > 1 or flip.in_place or flip.ahead.prewarm is not None
 
     @property
-    def _is_trial(self) -> bool:
-        return self._best is not None and self.now is not self._best.round
+    def _on_trial(self) -> Round | None:
+        """What is not known to be better than the best one before it."""
+        if self._best is None:
+            return None
+        tried = self.now if self._race is None else self._race.tried.round
+        return None if tried is self._best.round else tried
 
-    def _abandon_trial(self) -> None:
-        assert self._best is not None
-        assert self._track is not None
-        self._ledger.end_round()
-        self.now.flip.take_out()
-        self._take_up(self._best, self._track, self._best.state.reason)
+    def _abandon_trial(self, track: Track) -> None:
+        assert self._on_trial is not None
+        self._on_trial.flip.take_out()
+        self._leave_trial(track)
         self.now.flip.go_on()
-        self._tell_of(self._track)
+
+    def _leave_trial(self, track: Track) -> None:
+        assert self._best is not None
+        self._race = None
+        self._ledger.end_round()
+        self._take_up(self._best, track, self._best.state.reason)
+        self._tell_of(track)
 
     def _end_round(self, track: Track) -> None:
         self._track = self._track or track
         if track is not self._track:
             return
-        result = _Result(round=self.now, state=track.state, pairs=track.pairs)
+        result = Result(round=self.now, state=track.state, pairs=track.pairs)
         self.tried[self.now.plan.name] = result.speedup
         best = self._best
         if best is not None and best.round is self.now:
@@ -190,21 +172,51 @@ class Rounds:
         if best is None and track.state.may_retry:
             return
         self._ledger.end_round()
-        if best is None or _is_better(result, best):
+        if best is not None and result.is_about_as_fast_as(best):
+            self._race = Race(best, result, track)
+            self._tell_of(track)
+            return
+        if best is None or result.is_better_than(best):
             self._best = result
         else:
-            self._return_to(best, track, result)
+            tried = f"scope {result.name} was tried: {result.speedup:.2f}x"
+            if result.was_compared_with(best):  # and not by their ratios, each to eager steps of its own
+                tried += ", but no faster than this one when they took turns"
+            self._return_to(best, result, track, tried)
+        self._try_another(track)
+
+    def _go_on_racing(self, race: Race, track: Track) -> None:
+        failure = self.now.flip.failure() or track.failure
+        if failure is not None:
+            lost = race.kept if self.now is race.kept.round else race.tried
+            self.tried[lost.name] = 1.0
+            self._end_race(race, race.other(lost), track, f"scope {lost.name} was tried: {failure}")
+        elif (winner := race.winner()) is not None:
+            self._end_race(race, winner, track, race.in_words(winner))
+        elif race.next() is not self.now:
+            self.now.flip.pause()
+            self.now = race.next()
+            self.now.flip.go_on()
+
+    def _end_race(self, race: Race, winner: Result, track: Track, how: str) -> None:
+        ratio, loser = race.ratio_of(winner), race.other(winner)
+        if ratio is not None:
+            self._story.raced(winner.name, loser.name, ratio)
+        self._race, self._best = None, winner
+        self._ledger.end_round()
+        self.turns.append(how)
+        self._return_to(winner, loser, track, how)
+        self._try_another(track)
+
+    def _try_another(self, track: Track) -> None:
         if not self.now.judge.may_try_others(track):
             return
         self.now.flip.pause()  # what is in place would look like the user's own wrappers to a planner
         if not self._begin_another(track):
             self.now.flip.go_on()
 
-    def _return_to(self, best: _Result, track: Track, worse: _Result) -> None:
-        self.now.flip.take_out()
-        tried = f"scope {worse.round.plan.name} was tried: {worse.speedup:.2f}x"
-        if _were_compared(worse, best):  # and not by their ratios, each to eager steps of its own
-            tried += ", but no faster than this one when they took turns"
+    def _return_to(self, best: Result, worse: Result, track: Track, tried: str) -> None:
+        worse.round.flip.take_out()
         self._take_up(best, track, f"{best.state.reason}; {tried}")
         self.now.flip.go_on()
         self._tell_of(track)
@@ -212,7 +224,7 @@ class Rounds:
     def _tell_of(self, track: Track) -> None:
         self._story.entered(str(track.phase), track.state.reason)
 
-    def _take_up(self, best: _Result, track: Track, reason: str) -> None:
+    def _take_up(self, best: Result, track: Track, reason: str) -> None:
         self.now = best.round
         track.state = replace(best.state, reason=reason, flips=max(best.state.flips, track.state.flips))
         track.pairs = self._ledger.pairs = best.pairs
@@ -244,24 +256,3 @@ class Rounds:
     def _go_to(self, following: Round) -> None:
         self.now = following
         self._flips.append(following.flip)
-
-
-def _is_better(result: _Result, best: _Result) -> bool:
-    """Whether a later plan takes the place of the best one before it.
-
-    One that is the same with more optimizers has to have been held against it directly.
-    """
-    if _is_more(result, best):
-        return _were_compared(result, best) and OPTIMIZER in result.round.flip.installation.parts
-    return result.speedup > best.speedup * CLEARLY_BETTER
-
-
-def _is_more(result: _Result, best: _Result) -> bool:
-    """Whether it is the same with more optimizers, and both are in use."""
-    are_in_use = result.state.phase is best.state.phase is Phase.STEADY
-    return are_in_use and result.round.plan.is_more_than(best.round.plan)
-
-
-def _were_compared(result: _Result, best: _Result) -> bool:
-    """Whether steps with and without these optimizers took turns, while the plan was refined."""
-    return result.state.refined and _is_more(result, best)

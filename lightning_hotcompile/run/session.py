@@ -25,7 +25,8 @@ from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.moves import Moves
 from lightning_hotcompile.run.nap import Calm, Nap
 from lightning_hotcompile.run.preflight import other_plans
-from lightning_hotcompile.run.rounds import Round, Rounds
+from lightning_hotcompile.run.round import Round
+from lightning_hotcompile.run.rounds import Rounds
 from lightning_hotcompile.run.side_gains import SideGains
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
@@ -70,9 +71,7 @@ class Session:
         ranks = Ranks(config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
         limit_s = config.compile_timeout
         config = replace(config, compile_timeout=ranks.within_timeout(config.compile_timeout))
-        self._trainer = trainer
-        self._stage = stage
-        self._now = now
+        self._trainer, self._stage, self._now = trainer, stage, now
         self.ledger = Ledger(now)
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story, first)
@@ -84,11 +83,11 @@ class Session:
 
         def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
             chosen = config if plan.mode is None else replace(config, mode=plan.mode)
-            book, tell = self.ledger, self.story
+            book, tell, watch = self.ledger, self.story, self.watch
             flip = Flip(trainer, module, chosen, plan, book, tell, now, shared=shared, child_limit_s=limit_s)
-            weighing = Weighing(trainer, chosen, plan, flip, self.watch, self.ledger, stage, memory)
-            judge = Judge(trainer, chosen, flip, self.watch, weighing, stage, memory, self.side, decision)
-            moves = Moves(plan, judge, flip, self.watch, self.ledger, self.story, memory, self._together)
+            weighing = Weighing(trainer, chosen, plan, flip, watch, book, stage, memory)
+            judge = Judge(trainer, chosen, flip, watch, weighing, stage, memory, self.side, decision)
+            moves = Moves(plan, judge, flip, watch, book, tell, memory, self._together)
             return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)
 
         others = cache(partial(other_plans, trainer, module, config, plan))

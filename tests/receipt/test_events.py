@@ -29,6 +29,7 @@ from lightning_hotcompile.receipt.event_kinds import (
     Planned,
     Recompiled,
     Reverted,
+    ScopesRaced,
     SpeedUp,
 )
 from lightning_hotcompile.receipt.events import (
@@ -65,6 +66,7 @@ ONE_OF_EACH: list[Event] = [
     ),
     Reverted(**AT, reason="1.00x is below min_speedup=1.02"),
     PartTried(**AT, part="optimizer", value=1.1, low=1.05, high=1.2, n=10, kept=True),
+    ScopesRaced(**AT, kept="step", left="module", value=1.02, low=1.01, high=1.03, n=80),
 ]
 
 
