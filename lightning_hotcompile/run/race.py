@@ -81,5 +81,5 @@ class Race:
         if ratio is None:
             return f"scope {loser.name} was tried: {loser.speedup:.2f}x"
         if ratio.value < SAME:
-            return f"taking turns, scope {loser.name} was no slower"
+            return f"taking turns, scope {loser.name} was about as fast"
         return f"taking turns, scope {winner.name} was {ratio.value:.3f}x as fast as scope {loser.name}"

@@ -72,7 +72,7 @@ def test_who_is_as_fast_does_not_take_the_place_of_the_first(train: Callable[...
     callback = train(Noisy(0.2, **step_and_module(10.0, 10.0)))
     assert raced(callback) == [("step", "module")]
     assert callback.report.scope == "step"
-    assert "taking turns, scope module was no slower" in callback.report.reason
+    assert "taking turns, scope module was about as fast" in callback.report.reason
 
 
 def test_two_that_the_ratios_tell_apart_take_no_turns(train: Callable[..., HotCompile]) -> None:
