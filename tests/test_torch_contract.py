@@ -43,7 +43,7 @@ from lightning_hotcompile.swap.inductor.paths import use_headers
 from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.captured import copy_of
-from lightning_hotcompile.swap.repeats import checkpoint_of
+from lightning_hotcompile.swap.repeats import checkpoint_of, forget_repeated, forget_saved
 from lightning_hotcompile.swap.tracing import stance
 from lightning_hotcompile.swap.tracing.overrides import mark
 from tests.elsewhere import threads_may_compile
@@ -461,6 +461,38 @@ class TestCapturedGraphs:
         y.sum().backward()
         assert [len(args) for args in repeated] == [1]
         assert seen[1:] == [(frame, True)]
+
+    def test_what_a_checkpoint_has_saved_can_be_forgotten(self) -> None:
+        """In its forward, and where it is repeated, which then begins anew."""
+        frames: list[Any] = []
+
+        def forward(x: Tensor) -> Tensor:
+            hooks = hooks_in_use()
+            assert hooks is not None
+            frame, is_repeated = checkpoint_of(hooks) or (None, False)
+            if not is_repeated:
+                frames.append(frame)
+                x.exp()  # fails, say
+                forget_saved(frame, 0)
+            return (x * x).sin()
+
+        x = torch.ones(2, requires_grad=True)
+        y = torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False, early_stop=False)
+        (frame,) = frames
+        assert len(frame.weak_holders) == len(frame.x_metadatas) == 3
+        repeats, counted = frame.recompute_fn, []
+
+        def twice(*args: Any) -> None:
+            repeats(*args)
+            counted.append(list(frame.recomp_counter.values()))
+            forget_repeated(hooks_in_use())
+            counted.append(list(frame.recomp_counter.values()))
+            repeats(*args)
+
+        frame.recompute_fn = twice
+        y.sum().backward()
+        assert counted == [[3], [0]]
+        torch.testing.assert_close(x.grad, 2 * torch.ones(2).cos())
 
     def test_a_generator_of_the_users_own_is_not_captured(self, counter: Any) -> None:
         generator = torch.Generator()

@@ -88,6 +88,11 @@ def skips_all_frames() -> bool:
     )
 
 
+def is_seen_by_a_mode() -> bool:
+    """Whether a mode sees each operation, be it one that Dynamo compiles under."""
+    return bool(_get_current_dispatch_mode_stack())
+
+
 RestartCompile: tuple[type[Exception], ...] = (RestartAnalysis, *exceptions_allowed_to_be_fallback)
 """What a backend raises when the frame has to be traced again, once more or without an operation that no
 graph can have; never to be swallowed."""

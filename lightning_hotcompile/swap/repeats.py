@@ -2,23 +2,28 @@
 
 A checkpoint that is not reentrant holds the tensors that its forward saves against those that are saved when
 a backward repeats it, and compiled code saves others than eager code. Losses of several batches may be kept
-for one backward: by then a step may be on another lane, and the plan out of the model.
+for one backward: by then a step may be on another lane, and the plan out of the model. Or compiled code of a
+region has failed since: then eager answers, but what had run compiled before is repeated so.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch.utils.checkpoint
 
+from lightning_hotcompile.errors import warn
 from lightning_hotcompile.swap.compiled_function import without_disable
-from lightning_hotcompile.swap.graphs.saved_tensors import Hooks
+from lightning_hotcompile.swap.dynamo import StopRecompute
+from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
+from lightning_hotcompile.swap.process.free_memory import let_go
 
 _OF_CHECKPOINTS = torch.utils.checkpoint.__name__
-_FRAME, _FRAME_REF = "frame", "target_frame_ref"
-"""By what names torch's hooks hold a checkpoint: those of a forward, and those of what is repeated."""
+_FRAME, _FRAME_REF, _GROUP = "frame", "target_frame_ref", "gid"
+"""By what names torch's hooks hold a checkpoint: those of a forward, and those of what is repeated; and for
+which backward it is repeated."""
 
 
 class Repeatable(Protocol):
@@ -36,19 +41,68 @@ class Repeatable(Protocol):
 
 
 class _AsItRan:
-    """What a checkpoint repeats, with the regions in place that ran compiled in its forward."""
+    """What a checkpoint repeats, with the regions in place that ran compiled in its forward.
+
+    Where compiled code fails in a repeat, eager cannot answer. All is repeated once more, from the random
+    state of the forward: what failed may have been out of memory.
+    """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
         self.regions: list[Repeatable] = []
+        self.runs: dict[object, list[bool]] = {}
+        """Of each graph, in their order, those of the forward: whether eager has answered."""
+
+        self._left: dict[object, Iterator[bool]] = {}
+        self._failure: tuple[str, Exception] | None = None
+
+    def failed(self, region: str, failure: Exception) -> None:
+        """Compiled code has, in what is repeated now."""
+        self._failure = region, failure
+
+    def repeated_by(self, graph: object) -> bool | None:
+        """Whether eager answers the next run of a graph, ``None`` if the forward had no such run."""
+        if graph not in self._left:
+            self._left[graph] = iter(self.runs.get(graph, ()))
+        return next(self._left[graph], None)
 
     def __call__(self, *args: Any) -> Any:
+        try:
+            return self._repeat(args)
+        except StopRecompute:
+            raise
+        except Exception:
+            if self._failure is None:
+                raise
+            let_go(self._failure[1])
+        return self._once_more(*self._failure, args)
+
+    def _once_more(self, region: str, failure: Exception, args: tuple[Any, ...]) -> Any:
+        forget_repeated(hooks_in_use())
+        try:
+            return self._repeat(args)
+        except StopRecompute:
+            raise
+        except Exception:  # noqa: BLE001  # the first error tells more
+            warn(
+                f"compiled code of {region} failed twice where an activation checkpoint repeats it. Eager "
+                "cannot answer there, since the forward ran compiled. Leave it out with keep_eager."
+            )
+        raise failure
+
+    def _repeat(self, args: tuple[Any, ...]) -> Any:
+        self._left, self._failure = {}, None
         with contextlib.ExitStack() as undo:
             for region in self.regions:
                 if not region.is_in_place:
                     region.put_again()
                     undo.callback(region.take_out)
             return self._forward(*args)
+
+
+def _held_by(hook: Any, name: str) -> Any:
+    hook = without_disable(hook)
+    return hook.__closure__[hook.__code__.co_freevars.index(name)].cell_contents
 
 
 def checkpoint_of(hooks: Hooks) -> tuple[Any, bool] | None:
@@ -67,14 +121,46 @@ def checkpoint_of(hooks: Hooks) -> tuple[Any, bool] | None:
     return None
 
 
-def note_compiled(frame: Any, region: Repeatable) -> None:
-    """Remember that compiled code of a region ran in the forward of a checkpoint."""
+def _repeats_of(frame: Any) -> _AsItRan:
     if type(frame.recompute_fn) is not _AsItRan:
         frame.recompute_fn = _AsItRan(frame.recompute_fn)
-    if region not in frame.recompute_fn.regions:
-        frame.recompute_fn.regions.append(region)
+    found: _AsItRan = frame.recompute_fn
+    return found
+
+
+def note_compiled(frame: Any, region: Repeatable) -> None:
+    """Remember that compiled code of a region ran in the forward of a checkpoint."""
+    if region not in (regions := _repeats_of(frame).regions):
+        regions.append(region)
 
 
 def ran_compiled(frame: Any, region: Repeatable) -> bool:
     """Whether compiled code of a region ran in the forward of a checkpoint."""
     return type(frame.recompute_fn) is _AsItRan and region in frame.recompute_fn.regions
+
+
+def note_run(frame: Any, graph: object, *, by_eager: bool) -> None:
+    """Remember what has answered a run of a graph in the forward of a checkpoint."""
+    _repeats_of(frame).runs.setdefault(graph, []).append(by_eager)
+
+
+def repeated_by_eager(frame: Any, graph: object) -> bool | None:
+    """Whether eager has answered the run that is repeated next; ``None`` if there was none."""
+    return frame.recompute_fn.repeated_by(graph) if type(frame.recompute_fn) is _AsItRan else None
+
+
+def forget_saved(frame: Any, since: int) -> None:
+    """What the forward of a checkpoint has saved after so many tensors counts no longer."""
+    del frame.weak_holders[since:], frame.x_metadatas[since:]
+
+
+def forget_repeated(hooks: Hooks | None) -> None:
+    """What was saved in a repeat counts no longer: it begins anew."""
+    assert hooks is not None
+    found = checkpoint_of(hooks)
+    assert found is not None
+    frame, group = found[0], _held_by(hooks[0], _GROUP)
+    frame.recomp_counter[group] = 0
+    for holder in frame.weak_holders:
+        if (held := holder()) is not None:
+            held.handles.pop(group, None)

@@ -25,7 +25,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "to its end": {**USUAL, "early_stop": False},
     "reentrant": {"use_reentrant": True},
 }
-LANES = list(itertools.product(Lane, Lane))
+EAGER, COMPILE, REUSE = Lane.EAGER, Lane.COMPILE, Lane.REUSE
+CASES = [
+    *(("usual", first, later, True) for first, later in itertools.permutations(Lane, 2)),
+    ("usual", COMPILE, EAGER, False),
+    ("usual", COMPILE, REUSE, False),
+    ("usual", EAGER, COMPILE, False),
+    ("usual", REUSE, COMPILE, False),
+    ("to its end", COMPILE, EAGER, True),
+    ("to its end", REUSE, COMPILE, True),
+    ("to its end", EAGER, REUSE, True),
+    ("to its end", COMPILE, REUSE, False),
+    ("reentrant", COMPILE, EAGER, True),
+    ("reentrant", EAGER, COMPILE, True),
+    ("reentrant", REUSE, REUSE, True),
+    ("reentrant", REUSE, COMPILE, False),
+]
+"""Settings, the lanes of forward and backward, and whether there is compiled code before them."""
 
 
 class Setup:
@@ -68,12 +84,9 @@ def expected(settings: dict[str, Any], seed: int = 0) -> list[Tensor]:
     return setup.backward(Lane.EAGER, setup.forward(Lane.EAGER, seed))
 
 
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["new", "compiled"])
-@pytest.mark.parametrize(("first", "later"), LANES, ids=[f"{a.value}-{b.value}" for a, b in LANES])
-@pytest.mark.parametrize("settings", list(SETTINGS.values()), ids=list(SETTINGS))
-def test_a_backward_on_any_lane(
-    settings: dict[str, Any], first: Lane, later: Lane, is_compiled: bool
-) -> None:
+@pytest.mark.parametrize(("name", "first", "later", "is_compiled"), CASES)
+def test_a_backward_on_any_lane(name: str, first: Lane, later: Lane, is_compiled: bool) -> None:
+    settings = SETTINGS[name]
     setup = Setup(settings, is_compiled=is_compiled)
     before, loss = setup.runs, setup.forward(first)
     ran = setup.runs > before

@@ -16,13 +16,14 @@ from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graphs.backward import SeparateBackwards, as_autograd_has_eager
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
+from lightning_hotcompile.swap.graphs.repeated_runs import EagerAnswer, RunsUnderHooks
 from lightning_hotcompile.swap.graphs.saved_inputs import (
     at_positions,
     can_be_copied,
     watch_until_backward,
     with_copies,
 )
-from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use, strides_kept
+from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.graphs.traced_once import once_real
 from lightning_hotcompile.swap.graphs.unbounded import divides
 from lightning_hotcompile.swap.graphs.uncounted import holds_noise, written_behind_autograd
@@ -31,7 +32,7 @@ from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
-from lightning_hotcompile.swap.parity.verdict import Parity
+from lightning_hotcompile.swap.parity.verdict import Parity, changes_what_is_held
 from lightning_hotcompile.swap.process.free_memory import let_go
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class GraphAtWork:
         neutral: Callable[[Sequence[Any]], tuple[CompiledFn, CompiledFn]],
     ) -> None:
         self._graph = graph
-        self._eager: CompiledFn = eager_forward(captured)  # a call would print a traceback of any error
+        self._eager = EagerAnswer(eager_forward(captured))  # a call would print a traceback of any error
         self._compiled = compiled
         self._watch = watch
         self._neutral = neutral
@@ -104,20 +105,26 @@ class GraphAtWork:
                 failure = error
             return self._answered(failure, args)
 
+        under = RunsUnderHooks(graph, watch, self._eager, self._repeats, self._give_up)
+
         def run(*args: Any) -> Any:
             graph.runs += 1
             watch.total_runs += 1
             if (hooks := hooks_in_use()) is None:
                 return answer(*args)
-            with strides_kept(hooks):
-                return answer(*args)
+            return under.run(hooks, answer, args)
 
         return run
+
+    def _repeats(self) -> tuple[CompiledFn, Tripwire | None]:
+        """What repeats a compiled run, and what looks at it."""
+        is_looked_at = self._graph.error is not None or (self._watch.armed and self._left > 0)
+        return with_copies(self._compiled, self._copied), self._tripwire if is_looked_at else None
 
     def _first(self, *args: Any) -> Any:
         """Compare, then run what may be used."""
         parity = compare(
-            self._eager,
+            self._eager.captured,
             self._compiled,
             args,
             self._held,
@@ -133,7 +140,7 @@ class GraphAtWork:
         if parity.failed and (answer := self._about_wrong_code(parity.reason)) is not None:
             return answer(*args)
         if parity.agrees:
-            self._tripwire = Tripwire(self._eager, self._held, parity)
+            self._tripwire = Tripwire(self._eager.captured, self._held, parity)
             self._graph.unwatched = self._tripwire.why_not(args)
         else:
             self._graph.unwatched = parity.reason
@@ -254,7 +261,7 @@ class GraphAtWork:
         if isinstance(failure, LayoutChangedError):  # nothing has run: the optimizer's own step answers
             self._give_up(reason, failure)
             raise failure
-        if before is None and self._changes_what_it_holds():
+        if before is None and changes_what_is_held(self._graph.parity, holds=bool(self._held)):
             self._give_up(reason, failure)
             raise failure
         let_go(failure)
@@ -263,11 +270,6 @@ class GraphAtWork:
         answer = self._eager(*args)
         self._give_up(reason, failure)
         return answer
-
-    def _changes_what_it_holds(self) -> bool:
-        parity = self._graph.parity
-        compared = parity is not None and parity.agrees is not None
-        return bool(parity.changed_held if parity is not None and compared else self._held)
 
     def _give_up(self, reason: str, error: BaseException) -> CompiledFn:
         _log.debug("%s: %s", self._graph.region, reason, exc_info=error)

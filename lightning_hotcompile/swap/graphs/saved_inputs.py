@@ -93,6 +93,8 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
 
 def with_copies(run: CompiledFn, positions: frozenset[int]) -> CompiledFn:
     """What gets copies of some inputs, which nobody else changes."""
+    if not positions:
+        return run
 
     def with_copies_of_them(*args: Any) -> Any:
         return run(*(arg.clone() if i in positions else arg for i, arg in enumerate(args)))

@@ -58,3 +58,9 @@ class Parity:
     def failed(self) -> bool:
         """Whether it was compared and does not agree."""
         return self.agrees is False
+
+
+def changes_what_is_held(parity: Parity | None, *, holds: bool) -> bool:
+    """Whether a graph changes tensors that it holds by itself; any that it holds, if it was not compared."""
+    compared = parity is not None and parity.agrees is not None
+    return bool(parity.changed_held) if parity is not None and compared else holds
