@@ -42,6 +42,9 @@ class Track:
     compiled_steps: int = 0
     """Those of them in which compiled code ran."""
 
+    ran_compiled: bool = False
+    """Whether compiled code ran in the last step."""
+
     pairs: PairedUnits = field(default_factory=PairedUnits)
     """Eager and compiled units."""
 
@@ -151,6 +154,7 @@ class Track:
         ``recompile_pays`` is asked before what no longer fits may be compiled again: a run may end soon.
         """
         self.steps += 1
+        self.ran_compiled = compiled
         self.is_compiling |= lane is Lane.COMPILE
         if ends_unit:
             self.end_unit()

@@ -54,6 +54,8 @@ class Machine(Callback):
     accumulates = 1
     """Batches before an update."""
 
+    net: type[Net] = Net
+
     def __init__(self, *broken: str, wait_s: float = 0.0, **extra_s: float) -> None:
         self.now = 0.0
         self.broken = broken
@@ -105,7 +107,7 @@ class Machine(Callback):
         limits = {"max_steps": steps, "max_epochs": -1, "accumulate_grad_batches": self.accumulates}
         trainer = make_trainer([callback, self], **limits)
         torch.manual_seed(1)
-        self.model = seeded(Net)
+        self.model = seeded(self.net)
         trainer.fit(self.model, loader())
         return callback
 

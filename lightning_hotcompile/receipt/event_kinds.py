@@ -203,7 +203,7 @@ class ScopesRaced(Event):
     confidence: float | None = None
 
     def __str__(self) -> str:
-        interval = _interval(self.low, self.high, self.confidence)
+        interval = _interval(self.low, self.high, self.confidence, ".3f")
         return f"{self.kept} kept: {number(self.value, '.3f', '')}x as fast as {self.left}, {interval}"
 
 
@@ -266,6 +266,6 @@ class Reverted(Event):
         return f"back to eager: {self.reason}"
 
 
-def _interval(low: float, high: float, confidence: float | None) -> str:
+def _interval(low: float, high: float, confidence: float | None, digits: str = ".2f") -> str:
     percent = "" if confidence is None else f"{100 * confidence:g}% "
-    return f"{percent}interval {number(low, '.2f', '')} to {number(high, '.2f', '')}"
+    return f"{percent}interval {number(low, digits, '')} to {number(high, digits, '')}"

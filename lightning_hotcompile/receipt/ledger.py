@@ -132,9 +132,12 @@ class Ledger:
         if self._eager:
             self._eager_before, self._eager = self._eager, _window()
 
-    def end_round(self) -> None:
-        """Compiled steps until now count at the speed-up of the plan that they ran."""
-        self._banked_s += self._compiled_seconds * (self._gain or 0.0)
+    def end_round(self, gain: float | None = None) -> None:
+        """Compiled steps until now count at the speed-up of the plan that they ran.
+
+        Or at another gain: seconds that eager takes longer, per second of compiled steps.
+        """
+        self._banked_s += self._compiled_seconds * ((self._gain or 0.0) if gain is None else gain)
         self._compiled_seconds = 0.0
 
     @property

@@ -94,7 +94,7 @@ class Judge:
             tries_besides=self._side.is_deciding,
             prewarm=prewarm,
             compiled_steps=track.compiled_steps,
-            failure=self._failure(track) if track.phase.uses_compiled_code else None,
+            failure=self.failure(track) if track.phase.uses_compiled_code else None,
             retry=track.failure is not None,
             ratio=pairs.ratio(SETTLING_CONFIDENCE) if look and pairs is not None else None,
             settling_is_over=track.settling_is_over or (look and track.looks + 1 >= len(SETTLING_LOOKS)),
@@ -174,7 +174,8 @@ class Judge:
         tried = known is not None and known.verdict == "good" and known.scope == plan.name
         return None if tried else OPTIMIZER
 
-    def _failure(self, track: Track) -> str | None:
+    def failure(self, track: Track) -> str | None:
+        """Why compiled code cannot be used any longer, ``None`` if it can."""
         failure = self._flip.failure() or track.failure
         if failure is not None and failure is track.failure and has_hooks_on_all_modules():
             return HOOKS_ON_ALL_MODULES

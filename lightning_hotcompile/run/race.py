@@ -16,6 +16,9 @@ LOOKS = (40, 80, 160, 320)
 SAME = 1.005
 """What differs by less is not worth another look."""
 
+_MISSES = 3
+"""Turns in a row after which a plan whose code did not run is out."""
+
 _MAX_UNITS = 3 * LOOKS[-1]
 """Units that may take turns, whatever could be learned from them."""
 
@@ -33,6 +36,9 @@ class Race:
         self.kept = kept
         self.tried = tried
         self._track = track
+        self._misses = {kept.name: 0, tried.name: 0}
+        """Turns in a row in which a plan's compiled code did not run."""
+
         reason = f"scope {tried.name} {tried.ratio}, scope {kept.name} {kept.ratio}: now they take turns"
         track.state = replace(
             tried.state, phase=Phase.REFINING, reason=reason, trying=f"scope {tried.name}", outcome=None
@@ -46,6 +52,25 @@ class Race:
     def other(self, one: Result) -> Result:
         """Who is not that one."""
         return self.tried if one is self.kept else self.kept
+
+    def had_turn(self, one: Result, *, ran: bool) -> None:
+        """A step has ended that was one plan's; whether its compiled code ran."""
+        self._misses[one.name] = 0 if ran else self._misses[one.name] + 1
+
+    @property
+    def is_void(self) -> bool:
+        """Whether neither plan's code runs any longer."""
+        return min(self._misses.values()) > 0 and max(self._misses.values()) >= _MISSES
+
+    def misfit(self, one: Result) -> str | None:
+        """That a plan's code does not run any longer, while the other one's does."""
+        misses = self._misses[one.name]
+        return f"its compiled code did not run in {misses} turns in a row" if misses >= _MISSES else None
+
+    @property
+    def gain(self) -> float:
+        """Seconds that eager takes longer, per second of compiled steps: the mean of both."""
+        return (self.kept.speedup + self.tried.speedup) / 2 - 1
 
     @property
     def ratio(self) -> Ratio | None:
@@ -79,7 +104,7 @@ class Race:
         """How it went."""
         ratio, loser = self.ratio_of(winner), self.other(winner)
         if ratio is None:
-            return f"scope {loser.name} was tried: {loser.speedup:.2f}x"
+            return f"taking turns with scope {loser.name}, too few steps could be compared"
         if ratio.value < SAME:
             return f"taking turns, scope {loser.name} was about as fast"
         return f"taking turns, scope {winner.name} was {ratio.value:.3f}x as fast as scope {loser.name}"

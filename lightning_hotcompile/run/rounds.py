@@ -13,6 +13,7 @@ from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.race import Race
 from lightning_hotcompile.run.round import Result, Round
+from lightning_hotcompile.swap.onlookers import HOOKS_ON_ALL_MODULES
 from lightning_hotcompile.tracks import Track
 
 
@@ -85,7 +86,7 @@ class Rounds:
             if before is Phase.OBSERVING and not track.is_waiting and self._begin(track):
                 return  # the other plan knows nothing yet of the batch of this step
         elif self._on_trial is not None and self._track is not None and track is not self._track:
-            if not track.hot:
+            if not track.hot or track.phase is Phase.DECLINED:
                 return
             self._abandon_trial(self._track)  # another signature needs a plan that is known to be good
         elif self._race is not None:
@@ -154,8 +155,10 @@ class Rounds:
 
     def _leave_trial(self, track: Track) -> None:
         assert self._best is not None
-        self._race = None
-        self._ledger.end_round()
+        race, self._race = self._race, None
+        if race is not None:
+            self.tried.pop(race.tried.name, None)  # a later run may try it again
+        self._ledger.end_round(None if race is None else race.gain)
         self._take_up(self._best, track, self._best.state.reason)
         self._tell_of(track)
 
@@ -175,6 +178,7 @@ class Rounds:
         if best is not None and result.is_about_as_fast_as(best):
             self._race = Race(best, result, track)
             self._tell_of(track)
+            self._take_turn(self._race)
             return
         if best is None or result.is_better_than(best):
             self._best = result
@@ -186,24 +190,32 @@ class Rounds:
         self._try_another(track)
 
     def _go_on_racing(self, race: Race, track: Track) -> None:
-        failure = self.now.flip.failure() or track.failure
-        if failure is not None:
-            lost = race.kept if self.now is race.kept.round else race.tried
-            self.tried[lost.name] = 1.0
-            self._end_race(race, race.other(lost), track, f"scope {lost.name} was tried: {failure}")
+        now = race.kept if self.now is race.kept.round else race.tried
+        race.had_turn(now, ran=track.ran_compiled)
+        failure = self.now.judge.failure(track) or race.misfit(now)
+        if race.is_void or failure == HOOKS_ON_ALL_MODULES:
+            self._abandon_trial(track)  # somebody keeps compiled code out: that says nothing of either plan
+        elif failure is not None:
+            self.tried[now.name] = 1.0
+            self._end_race(race, race.other(now), track, f"scope {now.name} was tried: {failure}")
         elif (winner := race.winner()) is not None:
+            if (ratio := race.ratio_of(winner)) is not None:
+                self._story.raced(winner.name, race.other(winner).name, ratio)
             self._end_race(race, winner, track, race.in_words(winner))
-        elif race.next() is not self.now:
+        else:
+            self._take_turn(race)
+
+    def _take_turn(self, race: Race) -> None:
+        following = race.next()
+        if following is not self.now:
             self.now.flip.pause()
-            self.now = race.next()
+            self.now = following
             self.now.flip.go_on()
 
     def _end_race(self, race: Race, winner: Result, track: Track, how: str) -> None:
-        ratio, loser = race.ratio_of(winner), race.other(winner)
-        if ratio is not None:
-            self._story.raced(winner.name, loser.name, ratio)
+        loser = race.other(winner)
         self._race, self._best = None, winner
-        self._ledger.end_round()
+        self._ledger.end_round(race.gain)
         self.turns.append(how)
         self._return_to(winner, loser, track, how)
         self._try_another(track)

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def test_a_mode_is_tried_and_the_best_is_kept(cheap_compiles: None, tmp_path: Path) -> None:
-    gpu = {"accelerator": "gpu", "max_steps": 600, "max_epochs": -1}
+    gpu = {"accelerator": "gpu", "max_steps": 1500, "max_epochs": -1}
     plain, model = seeded(Net), seeded(Net)
     callback = HotCompile(threshold=3, prewarm=False, store=str(tmp_path / "store"), on_error="raise")
     fit(plain, **gpu)

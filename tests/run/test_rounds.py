@@ -176,8 +176,8 @@ def test_two_plans_for_real(cheap_compiles: None, tmp_path: Path) -> None:
         "fused_optimizer": False,
     }
     callback = HotCompile(store=str(tmp_path / "store"), **settings)
-    fit(plain, max_steps=400, max_epochs=-1)
-    fit(model, [callback], max_steps=400, max_epochs=-1)
+    fit(plain, max_steps=1200, max_epochs=-1)
+    fit(model, [callback], max_steps=1200, max_epochs=-1)
     report = callback.report
     assert list(report.tried) == ["step", "module"]
     assert report.phase in ("steady", "reverted")
