@@ -129,7 +129,8 @@ class SwappedRegion:
         if frame is None or is_repeated:
             return result
         # where code is compiled, be it collected and not counted, the same call finds it again
-        if self._watch.total_runs > runs or self._gate.lane is Lane.COMPILE:
+        compiles = self._gate.lane is Lane.COMPILE and not skips_all_frames()
+        if self._watch.total_runs > runs or compiles:
             note_compiled(frame, self)
         return result
 

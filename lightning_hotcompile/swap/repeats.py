@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch.distributed as dist
 import torch.utils.checkpoint
 
 from lightning_hotcompile.errors import warn
@@ -43,8 +44,8 @@ class Repeatable(Protocol):
 class _AsItRan:
     """What a checkpoint repeats, with the regions in place that ran compiled in its forward.
 
-    Where compiled code fails in a repeat, eager cannot answer. All is repeated once more, from the random
-    state of the forward: what failed may have been out of memory.
+    Where compiled code fails in a repeat, eager cannot answer. On a single rank all is repeated once more,
+    from the random state of the forward: what failed may have been out of memory.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -71,11 +72,12 @@ class _AsItRan:
             return self._repeat(args)
         except StopRecompute:
             raise
-        except Exception:
-            if self._failure is None:
+        except Exception as error:
+            if (failure := self._failure) is None or not _comes_from(error, failure[1]) or has_other_ranks():
                 raise
-            let_go(self._failure[1])
-        return self._once_more(*self._failure, args)
+            self._failure = None
+            let_go(failure[1])
+        return self._once_more(*failure, args)
 
     def _once_more(self, region: str, failure: Exception, args: tuple[Any, ...]) -> Any:
         forget_repeated(hooks_in_use())
@@ -97,7 +99,20 @@ class _AsItRan:
                 if not region.is_in_place:
                     region.put_again()
                     undo.callback(region.take_out)
-            return self._forward(*args)
+            result = self._forward(*args)
+        self._failure = None  # whoever has caught it has gone on
+        return result
+
+
+def _comes_from(error: BaseException | None, cause: BaseException) -> bool:
+    while error is not None and error is not cause:
+        error = error.__cause__ or error.__context__
+    return error is cause
+
+
+def has_other_ranks() -> bool:
+    """Whether a collective that is called once more would be one that the other ranks do not call."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _held_by(hook: Any, name: str) -> Any:

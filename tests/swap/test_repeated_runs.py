@@ -12,6 +12,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from lightning_hotcompile.errors import HotCompileWarning, ParityError
+from lightning_hotcompile.swap import repeats
 from tests.hot import assert_same, hot
 from tests.models import Net, loader, make_trainer, seeded
 from tests.swap.test_checkpoints import keeps_products
@@ -92,8 +93,12 @@ class OneForAll(Each):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(checkpoint(self.row, self.inp(x), use_reentrant=False))
+        y: Tensor = self.head(checkpoint(self.row, self.inp(x), **self.settings))
         return y
+
+
+class SelectiveForAll(OneForAll):
+    settings = SELECTIVE
 
 
 def trained(kind: type[Each], callbacks: list[Any]) -> Each:
@@ -136,6 +141,15 @@ def test_other_scopes(scope: str, run: int) -> None:
     assert_same(plain(Each), trained(Each, [with_faulty(Faulty(raises, run), scope=scope)]))
 
 
+@pytest.mark.parametrize("scope", ["regions", "module"])
+def test_comparisons_leave_the_store_of_a_selective_checkpoint_alone(scope: str) -> None:
+    """It is given what is kept in the order in which the forward has made it."""
+    callback = hot(backend="aot_eager", scope=scope, compile_optimizer=False, random="eager")
+    assert_same(plain(SelectiveForAll), trained(SelectiveForAll, [callback]))
+    assert callback.report.phase in ("settling", "steady")
+    assert "agree with eager" in callback.report.parity
+
+
 @pytest.mark.parametrize("run", [8, 9, 10])
 def test_in_the_forward_of_a_selective_checkpoint(run: int) -> None:
     assert_same(plain(Selective), trained(Selective, [with_faulty(Faulty(raises, run))]))
@@ -145,6 +159,21 @@ def test_a_repeat_of_a_selective_checkpoint_ends_with_the_error_of_the_code() ->
     """It takes what was kept out of a store: to repeat it once more would take the next."""
     with pytest.raises(RuntimeError, match="no kernel today"):
         trained(Selective, [with_faulty(Faulty(raises, 6))])
+
+
+def test_on_several_ranks_nothing_is_repeated_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective among it would be one that the other ranks do not call."""
+    monkeypatch.setattr(repeats, "has_other_ranks", lambda: True)
+    errors = []
+    for run in RUNS:
+        try:
+            model = trained(Each, [with_faulty(Faulty(raises, run))])
+        except RuntimeError as error:
+            errors.append(str(error))
+        else:
+            assert_same(plain(Each), model)
+    assert set(errors) == {"no kernel today"}
+    assert len(errors) < len(RUNS)
 
 
 def test_code_that_fails_for_good_ends_the_training_with_its_own_error() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
-from lightning_hotcompile.swap.parity.clones import random_state_kept, why_not_cloned
+from lightning_hotcompile.swap.parity.apart import apart_from_the_step
+from lightning_hotcompile.swap.parity.clones import why_not_cloned
 from lightning_hotcompile.swap.parity.difference import (
     Run,
     all_agree,
@@ -80,8 +81,7 @@ def compare(
     if (reason := why_memory_is_short(tensors, _COPIES)) is not None:
         return Parity(agrees=None, reason=f"not compared for lack of memory: {reason}")
     try:
-        # Hooks around the real call (activation checkpointing, offloading) are not told of these runs.
-        with random_state_kept(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+        with apart_from_the_step():
             trial = Trial(inputs, held, backward_outside=backward_outside)
             return _Comparison(trial, draws_as_eager, behind_autograd).between(eager, compiled, neutral)
     except torch.OutOfMemoryError as error:
@@ -89,10 +89,6 @@ def compare(
     except Exception as error:  # noqa: BLE001
         _log.debug("the comparison failed", exc_info=True)
         return Parity(agrees=False, reason=f"could not be compared: {type(error).__name__}: {error}")
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class _Raised(Exception):

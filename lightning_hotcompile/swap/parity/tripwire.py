@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
+from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, random_state_kept
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.verdict import Parity
@@ -30,8 +31,9 @@ class Before:
 
     def put_back(self) -> None:
         """All as if the graph had not run."""
-        self.inputs.put_back()
-        self.held.put_back()
+        with unseen_by_modes():
+            self.inputs.put_back()
+            self.held.put_back()
         self._random.put_back()
 
     @contextmanager
@@ -67,7 +69,8 @@ class Tripwire:
     def before(self, args: Sequence[Any]) -> Before | None:
         """Keep what the graph is about to change, ``None`` if there is no memory for it."""
         try:
-            return Before([args[i] for i in self._changed], self._held)
+            with unseen_by_modes():
+                return Before([args[i] for i in self._changed], self._held)
         except torch.OutOfMemoryError:
             return None
 
@@ -79,6 +82,10 @@ class Tripwire:
 
         Without memory to look nothing is found.
         """
+        with unseen_by_modes():
+            return self._finds(outputs, args, before)
+
+    def _finds(self, outputs: Any, args: Sequence[Any], before: Before) -> bool:
         try:
             odd = _not_finite([*flat(outputs), *self._tensors(args)])
             if not odd:
