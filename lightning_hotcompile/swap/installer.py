@@ -6,6 +6,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -21,7 +22,8 @@ from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.onlookers import needs_eager
 from lightning_hotcompile.swap.own_thread import is_traced_here
-from lightning_hotcompile.swap.repeats import checkpoint_of, note_compiled, ran_compiled
+from lightning_hotcompile.swap.parity.apart import unseen_by_modes
+from lightning_hotcompile.swap.repeats import checkpoint_of, note_call, ran_compiled
 from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
@@ -120,18 +122,20 @@ class SwappedRegion:
         kwargs: dict[str, Any],
     ) -> Any:
         frame, is_repeated = checkpoint_of(hooks) or (None, False)
-        if is_repeated and not ran_compiled(frame, self):
-            return eager(*args, **kwargs)
-        if self._is_left_out():
-            return compiled.reuse(*args, **kwargs) if is_repeated else eager(*args, **kwargs)
+        is_left_out = self._is_left_out()
+        if is_repeated:
+            if not ran_compiled(frame, self):
+                return eager(*args, **kwargs)
+            with unseen_by_modes() if skips_all_frames() else nullcontext():  # as in the forward
+                if is_left_out:
+                    return compiled.reuse(*args, **kwargs)
+                return self.call(compiled, eager, args, kwargs)
         runs = self._watch.total_runs
-        result = self.call(compiled, eager, args, kwargs)
-        if frame is None or is_repeated:
-            return result
-        # where code is compiled, be it collected and not counted, the same call finds it again
-        compiles = self._gate.lane is Lane.COMPILE and not skips_all_frames()
-        if self._watch.total_runs > runs or compiles:
-            note_compiled(frame, self)
+        result = eager(*args, **kwargs) if is_left_out else self.call(compiled, eager, args, kwargs)
+        if frame is not None:
+            # where code is compiled, be it collected and not counted, the same call finds it again
+            compiles = not is_left_out and self._gate.lane is Lane.COMPILE and not skips_all_frames()
+            note_call(frame, self, compiled=self._watch.total_runs > runs or compiles)
         return result
 
     def call(

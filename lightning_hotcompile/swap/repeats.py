@@ -52,7 +52,7 @@ class _AsItRan:
         self._forward = forward
         self.regions: list[Repeatable] = []
         self.runs: dict[object, list[bool]] = {}
-        """Of each graph, in their order, those of the forward: whether eager has answered."""
+        """Of each graph and region, in their order, those of the forward: whether eager has answered."""
 
         self._left: dict[object, Iterator[bool]] = {}
         self._failure: tuple[str, Exception] | None = None
@@ -143,19 +143,20 @@ def _repeats_of(frame: Any) -> _AsItRan:
     return found
 
 
-def note_compiled(frame: Any, region: Repeatable) -> None:
-    """Remember that compiled code of a region ran in the forward of a checkpoint."""
-    if region not in (regions := _repeats_of(frame).regions):
+def note_call(frame: Any, region: Repeatable, *, compiled: bool) -> None:
+    """Remember whether compiled code ran in a call of a region in the forward of a checkpoint."""
+    note_run(frame, region, by_eager=not compiled)
+    if compiled and region not in (regions := _repeats_of(frame).regions):
         regions.append(region)
 
 
 def ran_compiled(frame: Any, region: Repeatable) -> bool:
-    """Whether compiled code of a region ran in the forward of a checkpoint."""
-    return type(frame.recompute_fn) is _AsItRan and region in frame.recompute_fn.regions
+    """Whether compiled code of a region ran in the call that is repeated next."""
+    return repeated_by_eager(frame, region) is False
 
 
 def note_run(frame: Any, graph: object, *, by_eager: bool) -> None:
-    """Remember what has answered a run of a graph in the forward of a checkpoint."""
+    """Remember what has answered a run of a graph, or a call of a region, in the forward of a checkpoint."""
     _repeats_of(frame).runs.setdefault(graph, []).append(by_eager)
 
 

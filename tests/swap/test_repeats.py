@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
@@ -135,6 +136,50 @@ def test_a_forward_that_no_code_fitted_is_repeated_eagerly_once_there_is_some() 
     loss = setup.forward(Lane.REUSE)
     setup.backward(Lane.COMPILE, setup.forward(Lane.COMPILE))
     torch.testing.assert_close(setup.backward(Lane.REUSE, loss), expected(USUAL))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("lane", [Lane.COMPILE, Lane.REUSE])
+def test_a_mode_that_sees_the_forward_alone(lane: Lane, is_compiled: bool) -> None:
+    setup = Setup(USUAL, is_compiled=is_compiled)
+    with FlopCounterMode(display=False):
+        loss = setup.forward(lane)
+    torch.testing.assert_close(setup.backward(lane, loss), expected(USUAL))
+
+
+@pytest.mark.parametrize("lane", [Lane.COMPILE, Lane.REUSE])
+def test_a_mode_that_sees_the_backward_alone(lane: Lane) -> None:
+    setup = Setup(USUAL)
+    loss = setup.forward(lane)
+    with FlopCounterMode(display=False):
+        found = setup.backward(lane, loss)
+    torch.testing.assert_close(found, expected(USUAL))
+
+
+@pytest.mark.parametrize("fails_after", [0, 1])
+def test_calls_in_one_checkpoint_are_told_apart(fails_after: int) -> None:
+    """A region may be given up in the middle of one, after calls that ran compiled."""
+
+    def gradients(setup: Setup, lane: Lane) -> list[Tensor]:
+        def row(x: Tensor) -> Tensor:
+            for i, block in enumerate(setup.root):
+                x = block(x)
+                if i == fails_after and lane is Lane.REUSE:
+                    setup.swapped.error = "no time is left for another variant"
+            return x
+
+        torch.manual_seed(0)
+        x = torch.randn(4, 8, requires_grad=True)
+        setup.gate.open(lane)
+        loss = checkpoint(row, x, **USUAL).square().sum()
+        setup.gate.close()
+        return setup.backward(lane, loss)
+
+    setup = Setup(USUAL)
+    before = setup.runs
+    found = gradients(setup, Lane.REUSE)
+    torch.testing.assert_close(found, gradients(Setup(USUAL, is_compiled=False), Lane.EAGER))
+    assert setup.runs - before == 2 * (fails_after + 1)
 
 
 def test_hooks_of_others_are_no_checkpoints() -> None:
