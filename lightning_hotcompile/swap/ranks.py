@@ -10,6 +10,12 @@ import torch.distributed as dist
 
 from lightning_hotcompile.swap.meeting import Meeting, store_of_processes, timeout_of
 
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several that call collectives together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 LONGEST_WAIT_S = 120.0
 """So many seconds a rank waits for the others, unless collectives of this run give up earlier."""
 

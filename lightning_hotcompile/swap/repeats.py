@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch.distributed as dist
 import torch.utils.checkpoint
 
 from lightning_hotcompile.errors import warn
@@ -20,6 +19,7 @@ from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import StopRecompute
 from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.process.free_memory import let_go
+from lightning_hotcompile.swap.ranks import has_other_ranks
 
 _OF_CHECKPOINTS = torch.utils.checkpoint.__name__
 _FRAME, _FRAME_REF, _GROUP = "frame", "target_frame_ref", "gid"
@@ -73,7 +73,9 @@ class _AsItRan:
         except StopRecompute:
             raise
         except Exception as error:
-            if (failure := self._failure) is None or not _comes_from(error, failure[1]) or has_other_ranks():
+            if (failure := self._failure) is None or not _comes_from(error, failure[1]):
+                raise
+            if has_other_ranks():  # a collective that is called once more would be one that they do not call
                 raise
             self._failure = None
             let_go(failure[1])
@@ -108,11 +110,6 @@ def _comes_from(error: BaseException | None, cause: BaseException) -> bool:
     while error is not None and error is not cause:
         error = error.__cause__ or error.__context__
     return error is cause
-
-
-def has_other_ranks() -> bool:
-    """Whether a collective that is called once more would be one that the other ranks do not call."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _held_by(hook: Any, name: str) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
@@ -22,6 +21,7 @@ from lightning_hotcompile.swap.covers import cover, uncover
 from lightning_hotcompile.swap.dynamo import dynamic_integers
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.ranks import has_other_ranks
 from lightning_hotcompile.swap.step_method import (
     ClassMethods,
     ignoring_self,
@@ -149,8 +149,7 @@ def stand_ins(module: LightningModule) -> StandIns:
     own = {name for name in _LOGGING_METHODS if _is_own(module, name)}
     if "log" in own:
         own = set(_LOGGING_METHODS)
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    recorders = _AMONG_RANKS if several else _RECORDERS
+    recorders = _AMONG_RANKS if has_other_ranks() else _RECORDERS
     return {
         name: _at_once(module, name) if name in own else types.MethodType(recorder, module)
         for name, recorder in recorders.items()
