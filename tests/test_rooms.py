@@ -145,6 +145,8 @@ PRIVATE_TORCH = {
     },
     # What it guards.
     "swap.tracing.added_guards": {"torch._dynamo"},
+    # How it calls functions with a cache.
+    "swap.tracing.cached_functions": {"torch._dynamo"},
     # How it takes gradients in a step.
     "swap.tracing.own_gradients": {"torch._dynamo"},
     # Whether Lightning goes through its loaders one after the other.

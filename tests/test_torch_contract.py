@@ -1089,6 +1089,33 @@ class TestFunctionsWithACache:
         assert torch.equal(first, second)
         assert len(calls) == 1
 
+    def test_a_guard_may_call_what_it_guards(self) -> None:
+        # swap/tracing/cached_functions.py: it asks the cache, which holds the answer, or has it made.
+        answers = {"sign": 1}
+        asked: list[str] = []
+        graphs: list[Any] = []
+
+        @functools.cache
+        def sign(name: str) -> int:
+            asked.append(name)
+            return answers[name]
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        mark(backend)
+        step = torch.compile(lambda x: x * sign("sign"), backend=backend)
+        sign("sign")
+        with dynamo.compiling_allowed(suppress_errors=False):
+            assert step(torch.ones(2)).sum() == step(torch.ones(2)).sum() == 2
+            assert (len(asked), len(graphs)) == (1, 1)
+            answers["sign"] = -1
+            assert step(torch.ones(2)).sum() == 2  # as in eager, where the cache still holds it
+            sign.cache_clear()
+            assert step(torch.ones(2)).sum() == -2
+        assert (len(asked), len(graphs)) == (2, 2)
+
     def test_what_the_user_compiles_is_as_without(self) -> None:
         @functools.cache
         def made_once() -> torch.Tensor:

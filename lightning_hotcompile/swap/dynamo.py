@@ -195,9 +195,9 @@ def _has_no_hooks_at_all(builder: GuardBuilder, guard: Any) -> bool:
 def _instead_of_a_warning(prior: Callable[..., None], msg: str, stacklevel: int = 1) -> None:
     """A function behind ``functools.cache`` is called and not traced, at the price of a graph break.
 
-    Dynamo looks past the cache, with a warning and no more: the body would run in each step, and what is
-    to be made once (random features, a list of calls) be made anew. Its other warnings go to the debug log:
-    the user asked for no compile, and graph breaks are in the receipt.
+    Dynamo looks past the cache, with a warning and no more. Only of a call that could not be answered while
+    it is traced, see :mod:`~lightning_hotcompile.swap.tracing.cached_functions`. Its other warnings go to the
+    debug log: the user asked for no compile, and graph breaks are in the receipt.
     """
     if is_traced_for_others():
         prior(msg, stacklevel)

@@ -226,8 +226,6 @@ def table(n: int) -> Tensor:
 
 
 class Cached(Fire):
-    most_graphs = 6
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return F.cross_entropy(self(batch[0] + table(8)), batch[1])
 

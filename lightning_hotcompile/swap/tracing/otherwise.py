@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_hotcompile.swap.tracing.added_guards import guarded_too
+from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
@@ -22,6 +23,7 @@ _LEFT = (
     entered_by_python,
     refused,
     as_they_are,
+    asked_by_guards,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
