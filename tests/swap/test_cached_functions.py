@@ -51,9 +51,11 @@ def tables(width: int) -> tuple[Tensor, tuple[Tensor, int]]:
 class Asks(Net):
     """Makes use of all of them."""
 
+    in_width, scale, wanted = 8, 0.5, "noise"
+
     def moved(self, x: Tensor) -> Tensor:
-        width, scale, dtype, device, nothing, reduction = settings(8, scale=0.5)
-        if is_on() and nothing is None:
+        width, scale, dtype, device, nothing, reduction = settings(self.in_width, scale=self.scale)
+        if is_on(self.wanted) and nothing is None:
             x = x + scale * noise(width)
         cos, (sin, two) = tables(x.shape[1])
         return (x * cos + two * sin).to(device, dtype) if reduction == "mean" else x
