@@ -147,6 +147,8 @@ PRIVATE_TORCH = {
     "swap.tracing.added_guards": {"torch._dynamo"},
     # How it calls functions with a cache.
     "swap.tracing.cached_functions": {"torch._dynamo"},
+    # How it writes back lists and dicts.
+    "swap.tracing.growing": {"torch._dynamo", "torch._guards", "_get_modified_vars"},
     # How it takes gradients in a step.
     "swap.tracing.own_gradients": {"torch._dynamo"},
     # Whether Lightning goes through its loaders one after the other.

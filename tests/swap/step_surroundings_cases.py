@@ -208,7 +208,7 @@ class Grows(Fire):
         self.seen += [self.history, self.table]
 
 
-class GrowsForEver(Fire):
+class ChangesForEver(Fire):
     """A step that is another one each time ends eagerly, after a bounded number of attempts."""
 
     most_graphs = most_recompiles = 8
@@ -218,19 +218,17 @@ class GrowsForEver(Fire):
 
     def __init__(self) -> None:
         super().__init__()
-        self.history: list[Any] = []
+        self.name = "step 0"
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.name = f"step {self.global_step}"
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        self.history.append(loss.detach())
-        return loss
+        return self.loss(batch) * (2.0 if self.name == "step -1" else 1.0)
 
 
 class Outputs(Fire):
     """The old habit: outputs are collected and used at the end of the epoch."""
-
-    most_graphs = 12
-    most_recompiles = 12
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ from lightning_hotcompile.swap.tracing.added_guards import guarded_too
 from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
+from lightning_hotcompile.swap.tracing.growing import grow_in_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
@@ -24,6 +25,7 @@ _LEFT = (
     refused,
     as_they_are,
     asked_by_guards,
+    grow_in_python,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 

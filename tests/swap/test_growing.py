@@ -1,0 +1,233 @@
+"""Lists and dicts that a step makes longer: compiled once, and Python fills them."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.hot import assert_proven, assert_same, hot
+from tests.models import Block, Net, fit, seeded
+
+
+class Collects(Net):
+    """Keeps the loss of each step until the epoch is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: Any = []
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        self.losses.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.seen += [torch.stack(list(self.losses)).mean()] if self.losses else []
+        self.losses.clear()
+
+
+class CollectsForEver(Collects):
+    def on_train_epoch_end(self) -> None:
+        self.seen.append(len(self.losses))
+
+
+class InADeque(Collects):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = deque()
+
+
+class WithGradients(Collects):
+    """What is collected holds on to the step's graph of derivatives, as in eager code."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.losses.append(loss)
+        return loss
+
+
+class InTheMiddle(Collects):
+    """Representations are kept before the step goes on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = self.inp(batch[0])
+        for block in self.blocks:
+            x = block(x)
+        self.losses.append(x.detach().mean())
+        return F.cross_entropy(self.head(x), batch[1])
+
+
+class ByName(Collects):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: dict[str, list[Tensor]] = defaultdict(list)
+        self.by_step: dict[int, Tensor] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.by_name["loss"].append(loss.detach())
+        self.by_step[self.global_step] = loss.detach()
+        return loss
+
+    def on_train_end(self) -> None:
+        self.seen += [*self.by_name["loss"], *self.by_step.items()]
+
+
+class Reads(Collects):
+    """The step goes by what was collected so far, in many ways."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        if len(self.losses) > 2 and self.losses:
+            loss = loss + 0.1 * torch.stack(self.losses[-3:]).mean() * loss.detach()
+        if self.losses is None or not isinstance(self.losses, list):
+            return loss
+        total = sum(each.item() for each in self.losses[:2])
+        for each in self.losses[-2:]:
+            total = total + 0.01 * each
+        self.losses += [loss.detach()]
+        self.losses.extend([loss.detach(), loss.detach()])
+        latest, self.last = self.losses[-1], self.losses
+        return loss + 0.001 * total + 0 * latest
+
+
+class InAHelper(Collects):
+    def keep(self, loss: Tensor) -> None:
+        self.losses.append(loss.detach())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.keep(loss)
+        return loss * 1.0
+
+
+class InALoop(Collects):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = self.inp(batch[0])
+        for block in self.blocks:
+            x = block(x)
+            self.losses.append(x.detach().mean())
+        return F.cross_entropy(self.head(x), batch[1])
+
+
+class BeginsAnew(Collects):
+    """One that is emptied in each step needs no break."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.losses.clear()
+        x = self.inp(batch[0])
+        for block in self.blocks:
+            x = block(x)
+            self.losses.append(x)
+        return F.cross_entropy(self.head(sum(self.losses)), batch[1])
+
+
+class HandsOn(Collects):
+    """A list goes from block to block, and each makes it longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Keeping(16) for _ in range(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        found: list[Tensor] = []
+        x = self.inp(batch[0])
+        for block in self.blocks:
+            x = block(x, found)
+        return F.cross_entropy(self.head(x + sum(found)), batch[1])
+
+
+class Keeping(Block):
+    def forward(self, x: Tensor, found: list[Tensor]) -> Tensor:  # type: ignore[override]
+        x = super().forward(x)
+        found.append(x)
+        return x
+
+
+class LooksUp(Collects):
+    """What is made once for each size is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[int, Tensor] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        n = batch[0].shape[1]
+        if n not in self.tables:
+            self.tables[n] = torch.arange(n) / n
+        return F.cross_entropy(self(batch[0] + self.tables[n]), batch[1])
+
+
+class HandsOnFarther(HandsOn):
+    """More lengths than Dynamo compiles a function for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Keeping(16) for _ in range(12))
+
+
+ONE_GRAPH = [Collects, CollectsForEver, InADeque, WithGradients, BeginsAnew, LooksUp, HandsOn]
+SOME = [InTheMiddle, ByName, Reads, InAHelper, InALoop]
+
+
+def compared(kind: type[Collects], **options: Any) -> Any:
+    """The callback, after two trainings that are alike."""
+    callback, models = hot(compile_optimizer=False, **options), []
+    for callbacks in ([], [callback]):
+        models.append(seeded(kind))
+        fit(models[-1], callbacks)
+    assert_same(*models)
+    torch.testing.assert_close(models[0].seen, models[1].seen)
+    assert len(models[0].losses) == len(models[1].losses)
+    return callback
+
+
+@pytest.mark.parametrize("kind", ONE_GRAPH)
+def test_one_graph_is_enough(kind: type[Collects]) -> None:
+    report = compared(kind, scope="step").report
+    assert_proven(report)
+    assert report.recompiles == 0
+    assert [region.graphs for region in report.regions] == [1]
+
+
+@pytest.mark.parametrize("kind", [BeginsAnew, LooksUp, HandsOn])
+def test_what_has_one_length_before_each_step_ends_no_graph(kind: type[Collects]) -> None:
+    assert compared(kind, scope="step").report.graph_breaks == 0
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_some_are_enough(kind: type[Collects]) -> None:
+    report = compared(kind, scope="step", on_error="eager").report
+    assert_proven(report)
+    assert report.recompiles <= (3 if kind is ByName else 0), report.to_text()
+
+
+@pytest.mark.parametrize("kind", [*ONE_GRAPH, *SOME])
+@pytest.mark.parametrize("scope", ["regions", "module"])
+def test_so_in_other_scopes(kind: type[Collects], scope: str) -> None:
+    compared(kind, scope=scope, on_error="eager")
+
+
+def test_a_region_that_is_called_with_many_lengths_is_kept() -> None:
+    report = compared(HandsOnFarther, scope="regions").report
+    assert_proven(report)
+    assert report.phase in ("settling", "steady"), report.to_text()
+
+
+def test_where_breaks_are_refused_it_is_as_torch_has_it() -> None:
+    compared(Collects, scope="step", fullgraph=True, on_error="eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Collects, InTheMiddle])
+def test_so_under_inductor(kind: type[Collects]) -> None:
+    report = compared(kind, scope="step", backend="inductor", store=None).report
+    assert_proven(report)
+    assert report.recompiles == 0
