@@ -22,8 +22,19 @@ def as_they_are() -> list[Override]:
     """What Dynamo does otherwise."""
 
     def attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
-        if name == "param_groups" and not tx.f_code.co_filename.startswith(_OPTIMIZERS):
+        if name == "param_groups" and not _is_an_optimizers(tx):
             return super(OptimizerVariable, variable).var_getattr(tx, name)
         return prior(variable, tx, name)
 
-    return [Override(OptimizerVariable, "var_getattr", attribute)]
+    def set_capturable(prior: Any, variable: Any, tx: Any) -> None:
+        if _is_an_optimizers(tx):
+            prior(variable, tx)
+
+    if hasattr(OptimizerVariable, "var_getattr"):
+        return [Override(OptimizerVariable, "var_getattr", attribute)]
+    return [Override(OptimizerVariable, "_set_capturable", set_capturable)]  # from torch 2.14 on
+
+
+def _is_an_optimizers(tx: Any) -> bool:
+    """Whether the function that is traced is one of torch's optimizers'."""
+    return bool(tx.f_code.co_filename.startswith(_OPTIMIZERS))
