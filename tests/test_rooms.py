@@ -167,7 +167,9 @@ PRIVATE_TORCH = {
     "swap.installer": {"_call_impl"},
     "plan.regions": {"_compiled_call_impl"},
     "run.trainer_facts": {"_compiled_call_impl"},
-    # The dispatch mode that records the stream of operations, and which tensors are the same.
+    # Which modes are in use, in their order.
+    "watch.lowest_mode": {"torch.utils._python_dispatch"},
+    # What records the stream of operations, and which tensors are the same.
     "watch.opgraph": None,
     "watch.tensor_identity": None,
     # What a compile in another process needs to have the same key in the caches.
