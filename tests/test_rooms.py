@@ -81,8 +81,10 @@ PRIVATE_TORCH = {
     "swap.dynamo": None,
     # When it begins and ends to compile.
     "swap.compile_timer": {"torch._dynamo"},
-    # Dynamo's run-only mode.
+    # Dynamo's run-only mode, and what it has compiled for one code.
     "swap.compiled_function": {
+        "_debug_get_cache_entry_list",
+        "_get_cache_entries_for_region",
         "torch._dynamo",
     },
     # The backends behind Dynamo.
