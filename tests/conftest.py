@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import BaseTorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 
 from lightning_hotcompile.plan import compile_cost
 
@@ -47,14 +48,28 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+TOLD_OF_MODES = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+"""Where torch keeps that a mode is in use, in all threads: what is left there fails tests much later."""
+
+
 @pytest.fixture(autouse=True)
 def no_mode_left() -> Iterator[None]:
-    """A mode that a test leaves on would fail all tests after it, and not itself."""
+    """A mode that a test leaves on, or torch's word of one, would fail tests after it, and not itself."""
     yield
     left = _get_current_dispatch_mode_stack()
     for _ in left:
         _pop_mode()
+    told = [name for name in TOLD_OF_MODES if getattr(_python_dispatch, name, False)]
+    for name in told:
+        setattr(_python_dispatch, name, False)
+    with BaseTorchDispatchMode():
+        pass  # from there it is told to Dynamo's guards
     assert not left, "left on"
+    assert not told, "told of for good"
 
 
 @pytest.fixture(autouse=True)

@@ -81,8 +81,10 @@ PRIVATE_TORCH = {
     "swap.dynamo": None,
     # When it begins and ends to compile.
     "swap.compile_timer": {"torch._dynamo"},
-    # Dynamo's run-only mode.
+    # Dynamo's run-only mode, and what it has compiled for one code.
     "swap.compiled_function": {
+        "_debug_get_cache_entry_list",
+        "_get_cache_entries_for_region",
         "torch._dynamo",
     },
     # The backends behind Dynamo.
@@ -171,7 +173,9 @@ PRIVATE_TORCH = {
     "swap.installer": {"_call_impl"},
     "plan.regions": {"_compiled_call_impl"},
     "run.trainer_facts": {"_compiled_call_impl"},
-    # The dispatch mode that records the stream of operations, and which tensors are the same.
+    # Which modes are in use, in their order.
+    "watch.lowest_mode": {"torch.utils._python_dispatch"},
+    # What records the stream of operations, and which tensors are the same.
     "watch.opgraph": None,
     "watch.tensor_identity": None,
     # What a compile in another process needs to have the same key in the caches.

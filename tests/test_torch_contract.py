@@ -35,7 +35,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hotcompile.swap import compiled_function, dynamo
 from lightning_hotcompile.swap.compile_timer import CompileTimer
-from lightning_hotcompile.swap.compiled_function import CodeNames, CompiledFunction, without_disable
+from lightning_hotcompile.swap.compiled_function import (
+    CodeNames,
+    CompiledFunction,
+    mark_graph,
+    without_disable,
+)
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.inductor import compilers
@@ -126,6 +131,32 @@ class TestModules:
             swap(block, counter)
             block(torch.randn(2, width))
         assert counter.frame_count == 12
+
+    @pytest.mark.parametrize("has_isolation", [True, False])
+    def test_a_call_can_be_made_again_by_the_code_that_it_had(
+        self, has_isolation: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not has_isolation:
+            monkeypatch.setattr(compiled_function, "_HAS_ISOLATION", False)
+            monkeypatch.setattr(compiled_function, "_HAS_BUCKETS", False)
+        backend, ran = Counting(), []
+
+        def counted(graph: Any, inputs: Any) -> Any:
+            code, number = backend(graph, inputs), backend.graphs
+            return mark_graph(lambda *args: ran.append(number) or code(*args), number)
+
+        compiled = CompiledFunction(lambda x, n: x * n, counted, dynamic=None, fullgraph=False)
+        again = []
+        for n in (1.0, 2.0, 3.0):
+            compiled.compile(torch.ones(2), n)
+            again.append(compiled.that_runs(ran[-1]))
+        compiled.reuse(torch.ones(2), 1.0)
+        assert ran == [1, 2, 2, 2], "code for any number is asked before that for the first one"
+        torch._dynamo.reset()
+        for call, n in zip(again, (1.0, 2.0, 3.0), strict=True):
+            assert call(torch.ones(2), n).tolist() == [n, n]
+        assert ran[4:] == [1, 2, 2]
+        assert compiled.that_runs("of a frame that it calls") is compiled.reuse
 
     def test_without_isolation_a_fresh_code_object_does_the_same(
         self, counter: Any, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo.eval_frame as eval_frame
 from torch._dynamo.eval_frame import RunOnlyContext
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
@@ -19,6 +20,7 @@ _ISOLATION = "_isolate_recompiles_id"
 _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters and hasattr(
     RunOnlyContext(), _ISOLATION
 )
+_HAS_BUCKETS = _HAS_ISOLATION and hasattr(eval_frame, "_get_cache_entries_for_region")
 
 
 class CodeNames:
@@ -74,10 +76,51 @@ class CompiledFunction:
         function = _with_own_code(function, name)
         self.compile: CompiledFn = torch.compile(function, **arguments)
         self.reuse: CompiledFn = _reusing(function, self.compile)
+        self._function = function
+        self._by_graph: dict[object, CompiledFn] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What ``torch.compile`` gives."""
         return self.compile(*args, **kwargs)
+
+    def that_runs(self, graph: object) -> CompiledFn:
+        """The function by the code that runs this graph, whatever else would fit a call by now.
+
+        Several codes may fit one call, and the one that fitted last is asked first: that for any value of a
+        number, which came after that for the first one. And where no guard fits the limit on recompiles may
+        be reached. The graph of a frame that comes after a graph break is :attr:`reuse`'s to find.
+
+        Args:
+            graph: what :func:`mark_graph` was given.
+        """
+        if graph not in self._by_graph:
+            codes = [entry.code for entry in _entries(self._function.__code__, self.compile)]
+            found = next((code for code in codes if graph in _graphs_of(code, self._function)), None)
+            self._by_graph[graph] = (
+                self.reuse if found is None else _reusing(_with_code(self._function, found), self.compile)
+            )
+        return self._by_graph[graph]
+
+
+_GRAPH = "_hotcompile_graph"
+
+
+def mark_graph(run: CompiledFn, graph: object) -> CompiledFn:
+    """What a backend gives to Dynamo: it calls it, by a name of its own, where the graph is to run."""
+    setattr(run, _GRAPH, graph)
+    return run
+
+
+def _graphs_of(code: types.CodeType, function: Any) -> list[object]:
+    calls = (function.__globals__.get(name) for name in code.co_names)
+    return [vars(call)[_GRAPH] for call in calls if _GRAPH in getattr(call, "__dict__", ())]
+
+
+def _entries(code: types.CodeType, compiled: CompiledFn) -> list[Any]:
+    """What Dynamo has compiled for this code."""
+    if _HAS_BUCKETS:
+        return list(eval_frame._get_cache_entries_for_region(code, getattr(compiled, _ISOLATION)))
+    return list(eval_frame._debug_get_cache_entry_list(code))
 
 
 def _reusing(function: Callable[..., Any], compiled: CompiledFn) -> CompiledFn:
@@ -110,7 +153,11 @@ def _with_own_code(function: Callable[..., Any], name: str | None) -> Callable[.
     if not isinstance(function, types.FunctionType):
         # One of torch's own: Dynamo would call all of them by one frame.
         return _with_own_code(lambda *args, **kwargs: function(*args, **kwargs), name)
-    code = function.__code__.replace(co_name=name or function.__code__.co_name)
+    return _with_code(function, function.__code__.replace(co_name=name or function.__code__.co_name))
+
+
+def _with_code(function: Callable[..., Any], code: types.CodeType) -> Callable[..., Any]:
+    assert isinstance(function, types.FunctionType)
     copy = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )

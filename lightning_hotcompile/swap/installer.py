@@ -23,7 +23,7 @@ from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.onlookers import needs_eager
 from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
-from lightning_hotcompile.swap.repeats import checkpoint_of, note_call, ran_compiled
+from lightning_hotcompile.swap.repeats import checkpoint_of, graphs_run_in, note_call, repeat_of
 from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
@@ -122,20 +122,21 @@ class SwappedRegion:
         kwargs: dict[str, Any],
     ) -> Any:
         frame, is_repeated = checkpoint_of(hooks) or (None, False)
-        is_left_out = self._is_left_out()
         if is_repeated:
-            if not ran_compiled(frame, self):
+            if (again := repeat_of(frame, self)) is None:
                 return eager(*args, **kwargs)
+            self.calls += 1
             with unseen_by_modes() if skips_all_frames() else nullcontext():  # as in the forward
-                if is_left_out:
-                    return compiled.reuse(*args, **kwargs)
-                return self.call(compiled, eager, args, kwargs)
-        runs = self._watch.total_runs
-        result = eager(*args, **kwargs) if is_left_out else self.call(compiled, eager, args, kwargs)
-        if frame is not None:
-            # where code is compiled, be it collected and not counted, the same call finds it again
-            compiles = not is_left_out and self._gate.lane is Lane.COMPILE and not skips_all_frames()
-            note_call(frame, self, compiled=self._watch.total_runs > runs or compiles)
+                return again(*args, **kwargs)
+        if frame is None:
+            return eager(*args, **kwargs) if self._is_left_out() else self.call(compiled, eager, args, kwargs)
+        graphs = graphs_run_in(frame)
+        runs, before = self._watch.runs_of_all_kinds, len(graphs)
+        result = eager(*args, **kwargs) if self._is_left_out() else self.call(compiled, eager, args, kwargs)
+        again = None
+        if self._watch.runs_of_all_kinds > runs:
+            again = compiled.that_runs(graphs[before]) if len(graphs) > before else compiled.reuse
+        note_call(frame, self, again)
         return result
 
     def call(

@@ -51,21 +51,24 @@ class _AsItRan:
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
         self.regions: list[Repeatable] = []
-        self.runs: dict[object, list[bool]] = {}
-        """Of each graph and region, in their order, those of the forward: whether eager has answered."""
+        self.notes: dict[object, list[Any]] = {}
+        """On each run of a graph in the forward, in their order, and on each call of a region."""
 
-        self._left: dict[object, Iterator[bool]] = {}
+        self.graphs: list[object] = []
+        """That ran in the forward, in their order."""
+
+        self._left: dict[object, Iterator[Any]] = {}
         self._failure: tuple[str, Exception] | None = None
 
     def failed(self, region: str, failure: Exception) -> None:
         """Compiled code has, in what is repeated now."""
         self._failure = region, failure
 
-    def repeated_by(self, graph: object) -> bool | None:
-        """Whether eager answers the next run of a graph, ``None`` if the forward had no such run."""
-        if graph not in self._left:
-            self._left[graph] = iter(self.runs.get(graph, ()))
-        return next(self._left[graph], None)
+    def next_note(self, on: object) -> Any:
+        """That on the run or call which is repeated next, ``None`` if the forward had no such one."""
+        if on not in self._left:
+            self._left[on] = iter(self.notes.get(on, ()))
+        return next(self._left[on], None)
 
     def __call__(self, *args: Any) -> Any:
         try:
@@ -140,26 +143,42 @@ def _repeats_of(frame: Any) -> _AsItRan:
     return found
 
 
-def note_call(frame: Any, region: Repeatable, *, compiled: bool) -> None:
-    """Remember whether compiled code ran in a call of a region in the forward of a checkpoint."""
-    note_run(frame, region, by_eager=not compiled)
-    if compiled and region not in (regions := _repeats_of(frame).regions):
+def _note(frame: Any, on: object, note: Any) -> None:
+    _repeats_of(frame).notes.setdefault(on, []).append(note)
+
+
+def _next_note(frame: Any, on: object) -> Any:
+    return frame.recompute_fn.next_note(on) if type(frame.recompute_fn) is _AsItRan else None
+
+
+def graphs_run_in(frame: Any) -> list[object]:
+    """The graphs that have run in the forward of a checkpoint so far, in their order."""
+    return _repeats_of(frame).graphs
+
+
+def note_call(frame: Any, region: Repeatable, again: Callable[..., Any] | None) -> None:
+    """Remember what repeats a call of a region in the forward of a checkpoint, ``None`` if eager does."""
+    _note(frame, region, again)
+    if again is not None and region not in (regions := _repeats_of(frame).regions):
         regions.append(region)
 
 
-def ran_compiled(frame: Any, region: Repeatable) -> bool:
-    """Whether compiled code of a region ran in the call that is repeated next."""
-    return repeated_by_eager(frame, region) is False
+def repeat_of(frame: Any, region: Repeatable) -> Callable[..., Any] | None:
+    """What repeats the call of a region that comes next, ``None`` if eager does."""
+    again: Callable[..., Any] | None = _next_note(frame, region)
+    return again
 
 
 def note_run(frame: Any, graph: object, *, by_eager: bool) -> None:
-    """Remember what has answered a run of a graph, or a call of a region, in the forward of a checkpoint."""
-    _repeats_of(frame).runs.setdefault(graph, []).append(by_eager)
+    """Remember what has answered a run of a graph in the forward of a checkpoint."""
+    _note(frame, graph, by_eager)
+    graphs_run_in(frame).append(graph)
 
 
 def repeated_by_eager(frame: Any, graph: object) -> bool | None:
     """Whether eager has answered the run that is repeated next; ``None`` if there was none."""
-    return frame.recompute_fn.repeated_by(graph) if type(frame.recompute_fn) is _AsItRan else None
+    by_eager: bool | None = _next_note(frame, graph)
+    return by_eager
 
 
 def forget_saved(frame: Any, since: int) -> None:

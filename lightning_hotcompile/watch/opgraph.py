@@ -26,14 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn import Parameter
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
 
 from lightning_hotcompile.watch.canonical import MAKES, Canonical, OpGraph
+from lightning_hotcompile.watch.lowest_mode import LowestMode
 from lightning_hotcompile.watch.tensor_identity import Place, SeenStorages, storage_number
 
 _AS_THEY_ARE = frozenset({bool, type(None), torch.dtype, torch.layout, torch.memory_format})
@@ -54,6 +49,9 @@ _OWN_FRAMES, _WRAPPERS = 2, 2
 """Frames between the look at the stack and the caller of an operation: ``__torch_dispatch__`` is so far up,
 and has at most so many of torch's around it."""
 
+_DISPATCHES, _PASSES_ON = "__torch_dispatch__", getattr(OpOverload.__call__, "__code__", None)
+"""A mode above ours is another such frame, and calls the operation by torch's."""
+
 
 def _in_backward() -> bool:
     """Whether autograd runs a node now: not its gradient accumulators, in whose hooks optimizers may run."""
@@ -64,11 +62,15 @@ def _in_backward() -> bool:
 def _is_called_by(codes: Collection[CodeType | None]) -> bool:
     """Whether one of these functions has called the operation that is dispatched now."""
     frame: FrameType | None = sys._getframe(_OWN_FRAMES).f_back
-    for _ in range(_WRAPPERS + 1):
+    left = _WRAPPERS + 1
+    while left:
         if frame is None:  # in a thread of the engine's own, for what is on an accelerator
             return codes is _ENGINE
-        if frame.f_code in codes:
+        code = frame.f_code
+        if code in codes:
             return True
+        if code is not _PASSES_ON:
+            left = _WRAPPERS + 1 if code.co_name == _DISPATCHES else left - 1
         frame = frame.f_back
     return False
 
@@ -83,7 +85,7 @@ def _describe(value: Any) -> str:
     return str(value.type) if isinstance(value, torch.device) else type(value).__name__
 
 
-class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OpRecorder(LowestMode):
     """Records every aten operation between ``start`` and ``stop``, or inside ``with``: the backward's too.
 
     It holds no tensor, so that memory is freed when it would be without it. An error inside the recording
@@ -125,7 +127,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._active:
             return
         self._begin()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        self.put()
         self._active = True
 
     def stop(self) -> None:
@@ -134,17 +136,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._active = False
         self._seen.release()
-        # Two callbacks that each open a mode close them in the same order, not in reverse: what was
-        # opened after us has to survive our leaving.
-        stack = _get_current_dispatch_mode_stack()
-        above = stack[stack.index(self) + 1 :] if self in stack else []
-        if not stack:
-            _push_mode(self)  # somebody took us off: the exit below needs one to take
-        for _ in above:
-            _pop_mode()
-        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for mode in above:
-            _push_mode(mode)
+        self.take_off()
 
     def __enter__(self) -> OpRecorder:
         self.start()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,22 +141,13 @@ def test_other_scopes(scope: str, run: int) -> None:
     assert_same(plain(Each), trained(Each, [with_faulty(Faulty(raises, run), scope=scope)]))
 
 
-def train_under_one_selective_checkpoint(scope: str) -> None:
+@pytest.mark.parametrize("scope", ["regions", "module"])
+def test_comparisons_leave_the_store_of_a_selective_checkpoint_alone(scope: str) -> None:
+    """It is given what is kept in the order in which the forward has made it."""
     callback = hot(backend="aot_eager", scope=scope, compile_optimizer=False, random="eager")
     assert_same(plain(SelectiveForAll), trained(SelectiveForAll, [callback]))
     assert callback.report.phase in ("settling", "steady")
     assert "agree with eager" in callback.report.parity
-
-
-@pytest.mark.parametrize("scope", ["regions", "module"])
-def test_comparisons_leave_the_store_of_a_selective_checkpoint_alone(scope: str) -> None:
-    """It is given what is kept in the order in which the forward has made it.
-
-    In a process of its own: after many other tests in one, a repeat once ran eagerly there.
-    """
-    code = f"import {__name__} as tests; tests.train_under_one_selective_checkpoint({scope!r})"
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=250)
 
 
 @pytest.mark.parametrize("run", [8, 9, 10])

@@ -493,17 +493,45 @@ def test_modes_may_be_closed_in_any_order():
     assert _get_current_dispatch_mode_stack() == []
 
 
-def test_a_recorder_that_somebody_took_off_stops_in_peace():
-    class Other(TorchDispatchMode):
+def test_a_mode_that_was_opened_before_and_is_closed_meanwhile_sees_nothing_more():
+    recorder, flops = OpRecorder(), FlopCounterMode(display=False)
+    flops.__enter__()
+    recorder.start()
+    x = fresh(2, 2) @ fresh(2, 2)
+    flops.__exit__(None, None, None)
+    x @ x
+    recorder.stop()
+    assert flops.get_total_flops() == 16
+    assert recorder.graph().counts["aten.mm.default"] == 2
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_torch_knows_of_no_mode_afterwards():
+    """As its guards do: they fit on, also where another mode is in use that lets Dynamo compile."""
+
+    class Polite(TorchDispatchMode):
+        @classmethod
+        def ignore_compile_internals(cls):
+            return True
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    other, recorder = Other(), OpRecorder()
-    other.__enter__()
+    flops, recorder, graphs = FlopCounterMode(display=False), OpRecorder(), []
+    flops.__enter__()
     recorder.start()
-    other.__exit__(None, None, None)
+    flops.__exit__(None, None, None)
     recorder.stop()
-    assert _get_current_dispatch_mode_stack() == []
+
+    def backend(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    for _ in range(3):
+        with Polite():
+            compiled(fresh(3))
+    assert len(graphs) == 1
 
 
 def test_results_and_gradients_are_as_without_it():
@@ -598,6 +626,13 @@ class TestSecondDerivatives:
     def test_create_graph_is_seen(self, function: Callable[[Tensor], Tensor]) -> None:
         assert self.is_seen(lambda x: torch.autograd.grad(function(x).sum(), x, create_graph=True))
         assert not self.is_seen(lambda x: torch.autograd.grad(function(x).sum(), x))
+
+    @pytest.mark.parametrize("function", [torch.sin, torch.exp, lambda x: torch.dot(x, x)])
+    def test_under_a_mode_of_somebody_else_too(self, function: Callable[[Tensor], Tensor]) -> None:
+        with FlopCounterMode(display=False):
+            assert self.is_seen(lambda x: torch.autograd.grad(function(x).sum(), x, create_graph=True))
+            assert not self.is_seen(lambda x: torch.autograd.grad(function(x).sum(), x))
+            assert not self.is_seen(lambda x: checkpoint(torch.sin, x, use_reentrant=False).sum().backward())
 
     @pytest.mark.parametrize("use_reentrant", [False, True])
     @pytest.mark.parametrize("function", [torch.sin, lambda x: torch.tanh(x) * x, nn.GELU()])

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.nn import Parameter
 
 from lightning_hotcompile.errors import HotCompileError, ParityError, first_line, warn
-from lightning_hotcompile.swap.compiled_function import without_disable
+from lightning_hotcompile.swap.compiled_function import mark_graph, without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
 from lightning_hotcompile.swap.graphs.backward import SeparateBackwards, as_autograd_has_eager
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
@@ -114,7 +114,7 @@ class GraphAtWork:
                 return answer(*args)
             return under.run(hooks, answer, args)
 
-        return run
+        return mark_graph(run, under)
 
     def _repeats(self) -> tuple[CompiledFn, Tripwire | None]:
         """What repeats a compiled run, and what looks at it."""

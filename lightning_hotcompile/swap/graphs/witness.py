@@ -131,7 +131,7 @@ class Witness:
         if self.collect is not None:
             with backward_with_forward(outside=self.watch.backward_outside):
                 self.collect(region, graph_module, example_inputs)
-            return eager_forward(graph_module)
+            return self._as_captured(graph_module)
         graph = Graph(region=region, n_ops=count_ops(graph_module))
         captured = copy_of(graph_module, _let_examples_go)
         start, hits = self._now(), cache_hits()
@@ -152,6 +152,15 @@ class Witness:
             return _neutral(captured, inputs, compile_graph)
 
         return GraphAtWork(graph, captured, compiled, self.watch, neutral).entry()
+
+    def _as_captured(self, graph_module: GraphModule) -> CompiledFn:
+        forward, watch = eager_forward(graph_module), self.watch
+
+        def run(*args: Any) -> Any:
+            watch.collected_runs += 1
+            return forward(*args)
+
+        return run
 
     def _refuse_unusable(self, region: str, graph_module: GraphModule) -> None:
         """Have Dynamo run the frame as the user wrote it, where a graph must not run at all."""
