@@ -156,7 +156,7 @@ PRIVATE_TORCH = {
     # Whether Lightning goes through its loaders one after the other.
     "run.stages": {"_combined_loader", "_should_accumulate"},
     # How it takes an optimizer that a step looks at.
-    "swap.tracing.optimizer_settings": {"torch._dynamo", "_set_capturable"},
+    "swap.tracing.optimizer_settings": {"torch._dynamo"},
     # For which backend it traces.
     "swap.tracing.overrides": {"torch._dynamo"},
     # How it captures operations on functions.
