@@ -186,6 +186,8 @@ PRIVATE_TORCH = {
     "swap.tracing.dynamic_dims": {"_dynamo"},
     # How Inductor knows what a loop reads that it writes anew.
     "swap.inductor.kept_dependencies": {"torch._inductor"},
+    # Whether Inductor's loops may share a buffer.
+    "swap.inductor.local_buffers": {"torch._inductor"},
     # Which modes a comparison must not run under.
     "swap.parity.apart": {"torch.utils._python_dispatch"},
     # How Inductor makes a dropout, and which modes a question to eager must not run under.

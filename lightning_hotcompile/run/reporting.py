@@ -98,6 +98,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
             *notes,
             *session.plan.notes,
             *_unproven_notes(proofs),
+            *_failure_notes(installation.gate.failures if tracks.flipped() else (), proofs),
             *notes_on_breaks(installation.graph_breaks if tracks.flipped() else ()),
             *_notes_of(session),
         ),
@@ -166,7 +167,10 @@ def _note(proof: Proof) -> str:
 
 
 def _parity_text(graphs: Sequence[Graph]) -> str:
-    """How many graphs agree with eager, and why others were not compared."""
+    """How many graphs agree with eager, and why others were not compared.
+
+    Dynamo throws compiled code away where it cannot make guards for it.
+    """
     if not graphs:
         return NOTHING_COMPARED
     agree = [g.parity for g in graphs if g.parity is not None and g.parity.agrees]
@@ -182,6 +186,8 @@ def _parity_text(graphs: Sequence[Graph]) -> str:
     unwatched = [g.unwatched for g in graphs if g.parity and g.parity.agrees and g.unwatched]
     text += "".join(f"; {r}" for r in dict.fromkeys([*(p.reason for p in agree if p.reason), *unwatched]))
     text += "".join(f"; {g.region} is NOT right: {g.parity.reason}" for g in wrong if g.parity)
+    idle = sum(g.parity is None and g.error is None and not g.runs for g in graphs)
+    text += f"; {idle} have not run" if idle else ""
     return text + "".join(f"; {reason}" for reason in dict.fromkeys(others))
 
 
@@ -203,6 +209,14 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
         for p in proofs
         if not p.proven and p.taken_back is None
     ]
+
+
+def _failure_notes(failures: Sequence[str], proofs: Sequence[Proof]) -> list[str]:
+    """Errors for which parts of regions run eagerly, each once: Dynamo tells some again within another."""
+    told = [why for p in proofs for why in (p.error, p.taken_back) if why]
+    bare = [f for f in dict.fromkeys(failures) if not any(f != e and f.endswith(e) for e in failures)]
+    untold = [f for f in bare if not any(why.endswith(f) for why in told)]
+    return [f"a part of the step runs eagerly: {failure}" for failure in untold]
 
 
 def notes_on_breaks(found: Sequence[GraphBreak]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,43 @@ def test_who_asked_torch_for_its_log_still_gets_it() -> None:
 
 def test_no_frame_of_this_package_is_the_users() -> None:
     assert str(Path(lightning_hotcompile.__file__).parent) in breaks._NOT_THE_USERS
+
+
+class Sizes(tuple[int, ...]):
+    """Has no length, as the irreducible representations of e3nn have none: a guard on it cannot be made."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError("these have no length")
+
+
+class Scaled(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = Sizes((1, 2))
+
+    def loss(self, batch: Any) -> Tensor:
+        scaled = super().loss(batch)
+        for size in self.sizes:
+            scaled = scaled / size
+        return scaled
+
+
+def test_a_function_that_dynamo_fails_on_is_in_the_receipt() -> None:
+    plain, model = seeded(Scaled), seeded(Scaled)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    (region,), notes = callback.report.regions, callback.report.notes
+    assert region.proven, callback.report.to_text()
+    (told,) = [note for note in notes if "these have no length" in note]
+    assert told.startswith("a part of the step runs eagerly: NotImplementedError")
+    found = re.fullmatch(
+        r"(\d+) of (\d+) graphs agree with eager.*; (\d+) have not run", callback.report.parity
+    )
+    assert found, callback.report.parity
+    agree, made, idle = map(int, found.groups())
+    assert made == region.graphs
+    assert idle == made - agree > 0
