@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -118,9 +121,81 @@ class HasItsOwn(Net):
         return F.cross_entropy(self(batch[0] + self.offset(8)), batch[1])
 
 
+@functools.cache
+def named(name: str) -> Tensor:
+    RUN.append(name)
+    return torch.randn(8)
+
+
+class AsksForAnotherEachTime(Net):
+    """What is asked for is made in the step, and drawn there."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.name = f"step {self.global_step}"
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0] + named(self.name)), batch[1])
+
+
+class DrawsBefore(Net):
+    """Once in an epoch it is made after other numbers were drawn."""
+
+    def on_train_epoch_start(self) -> None:
+        noise.cache_clear()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = F.dropout(batch[0], 0.3)
+        return F.cross_entropy(self(x + noise(8)), batch[1])
+
+
+@functools.lru_cache(maxsize=2)
+def one_of_two(width: int) -> Tensor:
+    RUN.append("one_of_two")
+    return torch.randn(width)
+
+
+class HoldsTooFew(Net):
+    """Three take turns in a cache for two."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        drawn = [one_of_two(width) for width in (8, 16, 24)]
+        x = self(batch[0] + drawn[0])
+        return F.cross_entropy(x, batch[1]) * (1 + 0.01 * drawn[1].mean() + 0.01 * drawn[2].mean())
+
+
+@functools.cache
+def pair() -> tuple[float, float]:
+    RUN.append("pair")
+    return PAIRS[len([name for name in RUN if name == "pair"]) - 1]
+
+
+PAIRS: list[Any] = [(1, 2), (1.0, 2.0)]
+
+
+class OfOtherTypes(Net):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == STEPS // 2:
+            pair.cache_clear()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        whole = torch.full((3,), pair()[0]).dtype == torch.int64
+        return F.cross_entropy(self(batch[0]), batch[1]) * (1.0 if whole else 0.5)
+
+
 def forget_all() -> None:
     RUN.clear()
-    for each in (noise, is_on, settings, tables, history, of_width, HasItsOwn.offset):
+    for each in (
+        noise,
+        is_on,
+        settings,
+        tables,
+        history,
+        of_width,
+        HasItsOwn.offset,
+        named,
+        one_of_two,
+        pair,
+    ):
         each.cache_clear()
 
 
@@ -163,6 +238,30 @@ def test_what_is_made_anew_is_used() -> None:
 
 def test_before_any_step_has_called_them() -> None:
     assert_proven(compared(Asks, threshold=0).report)
+
+
+@pytest.mark.parametrize("kind", [AsksForAnotherEachTime, DrawsBefore, HoldsTooFew, OfOtherTypes])
+def test_what_a_cache_does_not_hold_is_made_at_its_place(kind: type[Net]) -> None:
+    compared(kind, on_error="eager")
+
+
+def test_nothing_of_a_cache_is_kept() -> None:
+    class Breaks(Asks):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            time.time()
+            torch._dynamo.graph_break()
+            return loss * 1.0
+
+    forget_all()
+    fit(model := seeded(Breaks), [callback := hot(scope="step")])
+    assert_proven(callback.report)
+    held = [weakref.ref(noise(8)), weakref.ref(tables(8)[0])]
+    noise.cache_clear()
+    tables.cache_clear()
+    del model, callback
+    gc.collect()
+    assert [each() for each in held] == [None, None]
 
 
 @pytest.mark.parametrize("kind", [Falls, HasItsOwn])

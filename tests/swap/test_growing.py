@@ -173,6 +173,98 @@ class HandsOnFarther(HandsOn):
         self.blocks = nn.ModuleList(Keeping(16) for _ in range(12))
 
 
+STEP = """
+def training_step(self, batch, batch_idx):
+    loss = self.loss(batch)
+    extra = {use}
+    self.losses.append(loss.detach())
+    self.queue.append(loss.detach())
+    self.by_step[self.global_step] = loss.detach()
+    return loss * (1 + 0.1 * extra)
+"""
+
+USES = [
+    "1.0 if self.losses else 2.0",
+    "1.0 if not self.losses else 2.0",
+    "1.0 if self.queue else 2.0",
+    "1.0 if self.by_step else 2.0",
+    "float(bool(self.losses))",
+    "(self.losses and self.losses[-1]) or 0.5",
+    "0.01 * len(self.losses)",
+    "0.01 * len(self.queue)",
+    "0.01 * len(self.by_step)",
+    "self.queue[-1] if len(self.queue) else 1.0",
+    "length_or_none(self.losses) * 0.01",
+    "1.0 if [] == self.losses else 2.0",
+    "1.0 if self.losses == [] else 2.0",
+    "1.0 if self.losses is None else 2.0",
+    "1.0 if isinstance(self.losses, list) and self.losses else 2.0",
+    "sum(self.losses) * 1.0",
+    "sum(each for each in self.losses) * 1.0",
+    "max([*self.losses, loss.detach()])",
+    "torch.stack([*self.losses, loss.detach()]).mean()",
+    "torch.stack(list(self.queue) + [loss.detach()]).mean()",
+    "sum(self.losses[-2:]) * 1.0",
+    "sum(a * b for a, b in zip(self.losses, self.losses[1:])) * 1.0",
+    "len(self.losses + [1]) * 0.01",
+    "len(self.losses * 2) * 0.01",
+    "float(len(str(self.losses) * 0))",
+    "1.0 if self.global_step - 1 in self.by_step else 2.0",
+    "self.by_step.get(self.global_step - 1, 0.5) * 1.0",
+    "sum(self.by_step.values()) * 1.0",
+    "sum(v for k, v in self.by_step.items()) * 1.0",
+    "len({**self.by_step}) * 0.01",
+    "len(self.by_step | {}) * 0.01",
+    "sum(self.by_step[k] for k in self.by_step) * 1.0",
+]
+
+
+def length_or_none(values: Any) -> int:
+    """What is caught is none of Dynamo's own errors."""
+    try:
+        return len(values)
+    except Exception:
+        return 1000
+
+
+def uses(expression: str) -> type[Collects]:
+    """A step that makes use of what it collects, which is empty in the first step of each epoch."""
+    namespace = {"torch": torch, "length_or_none": length_or_none}
+    exec(STEP.format(use=expression), namespace)
+
+    class Uses(Collects):
+        training_step = namespace["training_step"]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.queue: deque[Tensor] = deque()
+            self.by_step: dict[int, Tensor] = {}
+
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            self.queue.clear()
+            self.by_step.clear()
+
+    return Uses
+
+
+class OfOneLength(Collects):
+    """It holds one item before each step."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.losses = [batch[0]]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = self.inp(batch[0])
+        for block in self.blocks:
+            x = block(x)
+            self.losses.append(x)
+        return F.cross_entropy(self.head(sum(self.losses[1:])), batch[1])
+
+    def on_train_epoch_end(self) -> None:
+        self.seen.append(len(self.losses))
+
+
 ONE_GRAPH = [Collects, CollectsForEver, InADeque, WithGradients, BeginsAnew, LooksUp, HandsOn]
 SOME = [InTheMiddle, ByName, Reads, InAHelper, InALoop]
 
@@ -197,7 +289,7 @@ def test_one_graph_is_enough(kind: type[Collects]) -> None:
     assert [region.graphs for region in report.regions] == [1]
 
 
-@pytest.mark.parametrize("kind", [BeginsAnew, LooksUp, HandsOn])
+@pytest.mark.parametrize("kind", [BeginsAnew, LooksUp, HandsOn, OfOneLength])
 def test_what_has_one_length_before_each_step_ends_no_graph(kind: type[Collects]) -> None:
     assert compared(kind, scope="step").report.graph_breaks == 0
 
@@ -213,6 +305,13 @@ def test_some_are_enough(kind: type[Collects]) -> None:
 @pytest.mark.parametrize("scope", ["regions", "module"])
 def test_so_in_other_scopes(kind: type[Collects], scope: str) -> None:
     compared(kind, scope=scope, on_error="eager")
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_of_one_is_as_in_eager(use: str) -> None:
+    report = compared(uses(use), scope="step", on_error="eager").report
+    elsewhere = " for k in " in use  # a function of its own that reads it, and makes nothing longer
+    assert elsewhere or any(region.runs > 30 for region in report.regions), report.to_text()
 
 
 def test_a_region_that_is_called_with_many_lengths_is_kept() -> None:

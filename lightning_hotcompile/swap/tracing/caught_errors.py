@@ -93,7 +93,7 @@ def passed_on(
         namespace: its globals, where the names of errors are looked up; one that is not there may be any.
         raised: the error as it comes to that line.
     """
-    code = _as_written(code)
+    code = as_written(code)
     if not _may_have_handlers(code) or code.co_filename.startswith(_TORCH):
         return raised
     for guarded in _guarded(code):
@@ -105,7 +105,7 @@ def passed_on(
     return raised
 
 
-def _as_written(code: types.CodeType) -> types.CodeType:
+def as_written(code: types.CodeType) -> types.CodeType:
     """The user's function, of which Dynamo has made one that goes on after a graph break."""
     made = ContinueExecutionCache.generated_code_metadata.get(code)
     return code if made is None else made.code

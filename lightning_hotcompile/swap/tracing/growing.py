@@ -12,28 +12,33 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 from torch._dynamo.exc import RestartAnalysis
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
+from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lists import DequeVariable
 from torch._guards import ChainedSource
 
+from lightning_hotcompile.swap.tracing.caught_errors import as_written
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
-_KINDS = (list, deque, dict)
+_KINDS, _VARIABLES = (list, deque, dict), (ListVariable, DequeVariable, ConstDictVariable)
 _OF_AN_OBJECT, _HANDED_ON = 2, 6
 """So often one that is made longer may have had another length than before, by where it comes from.
 
 What an object has may be filled now and then, where results are looked up. What goes from block to block has
 the same few lengths in each step; Dynamo compiles a function eight times and no more.
 """
+
+_SEVERAL = 2
+_OF_BLOCKS = ("call_module", "call_forward")
+"""How the code of a module begins by its name, see ``swap/installer.py``."""
 
 _LENGTHS = "_hotcompile_lengths"
 """Where a graph in the making keeps how long each was, by the name of where it comes from."""
@@ -49,11 +54,12 @@ class _Growth:
     others: int = 0
     """How often that was another one than the time before."""
 
-    is_left: bool = False
 
-
-_growths: WeakKeyDictionary[types.CodeType, dict[str, _Growth]] = WeakKeyDictionary()
+_growths: Any = ExactWeakKeyDictionary()
 """By the code that is compiled, and the name of where they come from."""
+
+_left: Any = ExactWeakKeyDictionary()
+"""Names of what is left to Python in all of a function, by its code: what goes on after a break is part of it."""
 
 
 class GrowsVariable(VariableTracker):
@@ -67,13 +73,27 @@ class GrowsVariable(VariableTracker):
         """A list, deque or dict."""
         return self.kind
 
-    def call_method(self, tx: Any, name: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Ends the graph."""
+    def ends_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """In place of what Dynamo does with one: else an empty one would count as true, say."""
         end_graph(
             f"{self.kind.__name__} that grows from step to step",
-            f"{name} {self.source}",
+            f"{self.source}",
             "Compiled code has a guard on its length, and would be compiled anew in each step.",
         )
+
+
+_SLOTS = ("sq_", "mp_", "nb_")
+_OTHER_USES = frozenset(
+    {"call_method", "call_function", "unpack_var_sequence", "force_unpack_var_sequence", "call_obj_hasattr"}
+    | {"has_unpack_var_sequence", "has_force_unpack_var_sequence", "is_python_equal", "get_python_hash"}
+)
+_NO_USES = frozenset({"tp_getattro_impl", "hash_impl"})
+"""By the first of them a method is looked up, which ends the graph when it is called."""
+
+for _name in dir(VariableTracker):
+    _is_use = _name.endswith("_impl") or _name.startswith(_SLOTS) or _name in _OTHER_USES
+    if _is_use and _name not in _NO_USES:
+        setattr(GrowsVariable, _name, GrowsVariable.ends_graph)
 
 
 def grow_in_python() -> list[Override]:
@@ -83,17 +103,16 @@ def grow_in_python() -> list[Override]:
         kind, source = type(value), builder.source
         if kind not in _KINDS or source is None:
             return prior(builder, value)
-        found = _growths.get(builder.tx.output.root_tx.f_code, {}).get(source.name)
-        if found is None or not found.is_left:
+        if source.name not in _of(as_written(builder.tx.output.root_tx.f_code), _left, set()):
             return prior(builder, value)
         builder.install_guards(GuardBuilder.TYPE_MATCH)
         return GrowsVariable(kind, source=source)
 
-    def tracked(prior: Any, effects: Any, item: Any, variable: Any) -> Any:
+    def tracked(prior: Any, effects: Any, item: Any, variable: Any, *kind: Any) -> Any:
         source = getattr(variable, "source", None)
         if type(item) in _KINDS and source is not None:
             vars(effects.output_graph_weakref()).setdefault(_LENGTHS, {})[source.name] = len(item)
-        return prior(effects, item, variable)
+        return prior(effects, item, variable, *kind)
 
     def written_back(prior: Any, effects: Any, *args: Any, **kwargs: Any) -> Any:
         root = effects.output_graph_weakref().root_tx
@@ -112,31 +131,37 @@ def _longer(effects: Any) -> Iterator[tuple[Any, int]]:
     """Those that are longer after the code: how it names them, and how long they were."""
     lengths = vars(effects.output_graph_weakref()).get(_LENGTHS, {})
     for variable in effects._get_modified_vars():
-        if (
-            isinstance(variable, (ListVariable, DequeVariable, ConstDictVariable))
-            and variable.source is not None
-        ):
+        if isinstance(variable, _VARIABLES) and variable.source is not None:
             before = lengths.get(variable.source.name)
             if before is not None and len(variable.items) > before:
                 yield variable, before
 
 
-def _grows(code: types.CodeType, variable: Any, length: int) -> bool:
-    """Whether one that is longer after this code is to be left to Python from now on.
+def _of(code: types.CodeType, kept: Any, at_first: Any) -> Any:
+    if code not in kept:
+        kept[code] = at_first
+    return kept[code]
 
-    At once if it is a list of an object or a module that is not empty before it: who begins anew with each
-    step begins with an empty one. Not after a graph break: until then the step may have filled it.
+
+def _grows(code: types.CodeType, variable: Any, length: int) -> bool:
+    """Whether one that is longer after this code is to be left to Python from now on, and was not before.
+
+    At once if it is a list of an object that holds several items before a step: who begins anew with each
+    begins with none, or with one. Not before a block, or after a graph break: the step may have filled it.
     """
-    name = variable.source.name
-    found = _growths.setdefault(code, {}).setdefault(name, _Growth(length=length))
+    name, left = variable.source.name, _of(as_written(code), _left, set())
+    if name in left:  # and Dynamo has come by it in another way
+        return False
+    found = _of(code, _growths, {}).setdefault(name, _Growth(length=length))
     found.others += found.length != length
     found.length = length
     of_object = _is_of_an_object(variable.source)
-    collects = isinstance(variable, BaseListVariable) and of_object
     begins = code not in ContinueExecutionCache.generated_code_metadata
-    often = found.others >= (_OF_AN_OBJECT if of_object else _HANDED_ON)
-    found.is_left = (collects and begins and length > 0) or often
-    return found.is_left
+    begins = begins and not code.co_name.startswith(_OF_BLOCKS)
+    collects = isinstance(variable, BaseListVariable) and of_object and begins and length >= _SEVERAL
+    if collects or found.others >= (_OF_AN_OBJECT if of_object else _HANDED_ON):
+        left.add(name)
+    return name in left
 
 
 def _is_of_an_object(source: Any) -> bool:
