@@ -25,6 +25,7 @@ from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_WITH_A_CACHE = type(functools.cache(len))
 _PREFIX = "__hotcompile_cached"
 _ASKED = "_hotcompile_cached"
 """Where a graph in the making keeps what was asked, and so is guarded."""
@@ -61,7 +62,7 @@ def _answer(variable: Any, tx: Any, args: Any, kwargs: Any) -> VariableTracker |
 def is_cached(function: Any) -> bool:
     """Whether it is one of the user's with a cache of Python's in front of it."""
     module = getattr(getattr(function, "__wrapped__", None), "__module__", None) or ""
-    return isinstance(function, functools._lru_cache_wrapper) and module.partition(".")[0] != "torch"
+    return isinstance(function, _WITH_A_CACHE) and module.partition(".")[0] != "torch"
 
 
 def _question(args: Any, kwargs: Any) -> _Question | None:

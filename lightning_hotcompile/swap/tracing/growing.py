@@ -59,7 +59,7 @@ _growths: Any = ExactWeakKeyDictionary()
 """By the code that is compiled, and the name of where they come from."""
 
 _left: Any = ExactWeakKeyDictionary()
-"""Names of what is left to Python, by the code of the function: what goes on after a break is a part of it."""
+"""Names of what is left to Python, by the code of the function; what comes after a break is a part of it."""
 
 
 class GrowsVariable(VariableTracker):
