@@ -142,6 +142,24 @@ def test_training_goes_on_as_without_the_callback_and_says_why(name: str, scope:
     assert callback.report.phase == "reverted"
     assert reason in callback.report.reason + callback.report.parity
     assert "fallback" in {e["kind"] for e in callback.report.events}
+    (told,) = notes_on_failures(callback)
+    assert told.startswith("region ")
+
+
+def notes_on_failures(callback: HotCompile) -> list[str]:
+    return [n for n in callback.report.notes if "did not run compiled" in n or "runs eagerly" in n]
+
+
+@pytest.mark.parametrize("name", ["the backend raises", "no memory to compile", "NaN from a later run on"])
+def test_a_note_has_the_reason_once(name: str) -> None:
+    backend, _ = FAULTS[name]
+    callback = train(hot(backend=backend, scope="step", on_error="eager", compile_optimizer=False))
+    reason = {
+        "the backend raises": "RuntimeError: no such instruction",
+        "no memory to compile": "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB",
+        "NaN from a later run on": "not right: NaN or Inf in run 2, where eager has finite numbers",
+    }[name]
+    assert notes_on_failures(callback) == [f"region training_step did not run compiled: {reason}"]
 
 
 def spoils_the_parameters(graph: Any, outputs: Any) -> Any:

@@ -1214,6 +1214,17 @@ class TestNumpy:
         with self.allowed():
             assert step(torch.zeros(2)).tolist() == [1, 3]
 
+    def test_an_array_of_a_tensor_ends_the_graph(self, counter: Any) -> None:
+        def gives_one(x: Tensor) -> tuple[Tensor, Any]:
+            return x * 2, x.numpy()
+
+        step, found = self.ours(gives_one, counter), []
+        told = dynamo.compiling_allowed(suppress_errors=False, on_break=found.append)
+        with told:
+            _, array = step(torch.ones(2))
+        assert array.tolist() == [1, 1]
+        assert len(found) == 1
+
     @pytest.mark.parametrize(
         "use",
         [

@@ -213,10 +213,15 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
 
 def _failure_notes(failures: Sequence[str], proofs: Sequence[Proof]) -> list[str]:
     """Errors for which parts of regions run eagerly, each once: Dynamo tells some again within another."""
-    told = [why for p in proofs for why in (p.error, p.taken_back) if why]
     bare = [f for f in dict.fromkeys(failures) if not any(f != e and f.endswith(e) for e in failures)]
-    untold = [f for f in bare if not any(why.endswith(f) for why in told)]
+    untold = [f for f in bare if not any(_tells(proof, f) for proof in proofs)]
     return [f"a part of the step runs eagerly: {failure}" for failure in untold]
+
+
+def _tells(proof: Proof, failure: str) -> bool:
+    """Whether it is why this region is not used; that of wrong code names the region first."""
+    name, reasons = proof.region.name, [why for why in (proof.error, proof.taken_back) if why]
+    return any(why.endswith(failure) or (name in failure and failure.endswith(why)) for why in reasons)
 
 
 def notes_on_breaks(found: Sequence[GraphBreak]) -> Iterator[str]:

@@ -20,6 +20,7 @@ import torch.compiler.config
 from torch import Tensor
 from torch._dynamo import convert_frame
 from torch._dynamo.exc import (
+    BackendCompilerFailed,
     FailOnRecompileLimitHit,
     RestartAnalysis,
     TorchDynamoException,
@@ -74,6 +75,11 @@ def is_compile_error(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error of a backend, where Dynamo has put one of its own around it."""
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
 
 
 def skips_all_frames() -> bool:

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable
 
 from lightning_hotcompile.errors import first_line
-from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.dynamo import cause_of, compiling_allowed
 from lightning_hotcompile.swap.own_thread import runs_backward
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES
@@ -75,7 +75,7 @@ class Gate:
 
     def failed(self, error: BaseException) -> None:
         """Compiling failed, or what was compiled."""
-        self.failures.append(first_line(error))
+        self.failures.append(first_line(cause_of(error)))
 
     @property
     def breaks(self) -> tuple[GraphBreak, ...]:

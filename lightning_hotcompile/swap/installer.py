@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_hotcompile.errors import HotCompileError, first_line
+from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.plan.scopes import Region, resolve_function
 from lightning_hotcompile.plan.sharding import is_sharded
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
@@ -166,7 +166,7 @@ class SwappedRegion:
             if not self._gate.suppresses_errors or not is_compile_error(error):
                 raise
             self._gate.failed(error)
-            self.error = self._witness.error_of(self.region.name) or first_line(error)
+            self.error = self._witness.error_of(self.region.name) or self._gate.failures[-1]
             if (limit is not None and limit.frames > 1) or self._watch.total_runs > runs:
                 raise
         return eager(*args, **kwargs)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from tests.hot import assert_same, hot
@@ -28,6 +29,10 @@ class ByHand(Net):
         return self.kind(self.parameters(), lr=0.1)
 
 
+def settings(trainer: Trainer) -> dict[str, Any]:
+    return {name: value for name, value in trainer.optimizers[0].param_groups[0].items() if name != "params"}
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD])
 def test_it_sets_the_learning_rate_and_nothing_else(kind: type[torch.optim.Optimizer]) -> None:
     plain, model = seeded(ByHand, kind=kind), seeded(ByHand, kind=kind)
@@ -37,9 +42,24 @@ def test_it_sets_the_learning_rate_and_nothing_else(kind: type[torch.optim.Optim
     assert callback.report.phase == "steady"
     assert [r.proven for r in callback.report.regions] == [True]
     assert_same(plain, model)
-    found, expected = (
-        {name: value for name, value in t.optimizers[0].param_groups[0].items() if name != "params"}
-        for t in (trainer, without)
-    )
-    assert found == expected
-    assert type(found["lr"]) is float
+    assert settings(trainer) == settings(without)
+    assert type(settings(trainer)["lr"]) is float
+
+
+class Reads(ByHand):
+    """Weighs its loss by the learning rate."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) * (1 + self.optimizers().param_groups[0]["lr"])
+
+
+def test_one_that_is_read_ties_no_parameter_to_its_address() -> None:
+    plain, model = seeded(Reads), seeded(Reads)
+    without = fit(plain, max_epochs=3)
+    callback = hot(scope="step", compile_optimizer=False)
+    trainer = fit(model, [callback], max_epochs=3)
+    assert [r.proven for r in callback.report.regions] == [True]
+    assert_same(plain, model)
+    assert settings(trainer) == settings(without)
+    marks = {getattr(p, "_dynamo_static_input_type", None) for p in model.parameters()}
+    assert "guarded" not in marks

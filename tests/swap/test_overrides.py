@@ -24,6 +24,7 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.tracing.breaks import LOGGER, GraphBreak
+from lightning_hotcompile.swap.tracing.overrides import is_traced_for_others
 from tests.elsewhere import threads_may_compile
 
 
@@ -103,6 +104,11 @@ def test_of_two_trainings_in_two_threads_the_first_one_to_end_takes_nothing_from
     assert after_first == during
     assert _ways_of_torch() == before
     assert left is functorch_config.donated_buffer
+
+
+def test_after_a_trace_nothing_is_traced_for_others() -> None:
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+    assert not is_traced_for_others()
 
 
 @threads_may_compile

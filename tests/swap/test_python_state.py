@@ -471,6 +471,8 @@ NO_PLACE = pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo has no place for i
         pytest.param(set, id="set", marks=NO_PLACE),
         pytest.param(lambda: (1, [2]), id="tuple", marks=NO_PLACE),
         pytest.param(lambda: range(3), id="range", marks=NO_PLACE),
+        pytest.param(lambda: Named("a"), id="named tuple", marks=NO_PLACE),
+        pytest.param(lambda: Frozen("a"), id="frozen", marks=NO_PLACE),
         pytest.param(deque, id="deque", marks=NO_PLACE),
         pytest.param(OrderedDict, id="OrderedDict", marks=NO_PLACE),
         pytest.param(lambda: torch.nn.Parameter(torch.ones(2)), id="Parameter"),
@@ -519,6 +521,8 @@ def by_its_key(h: OneOfTwo, x: Tensor) -> Tensor:
         pytest.param(lambda: torch.nn.Parameter(torch.ones(2)), id="Parameter"),
         pytest.param(iter(["a", "b"] * 10).__next__, id="str"),
         pytest.param(iter([(1, 2), (1, 3)] * 10).__next__, id="tuple"),
+        pytest.param(iter([Named("a"), Named("b")] * 10).__next__, id="named tuple"),
+        pytest.param(iter([Frozen("a"), Frozen("b")] * 10).__next__, id="frozen"),
     ],
 )
 def test_which_one_is_looked_up_is_seen(

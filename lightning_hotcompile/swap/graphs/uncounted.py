@@ -27,6 +27,9 @@ _IN_PLACE = (
     *(getattr(operator, name) for name in ("iand", "ior", "ixor", "ilshift", "irshift", "imatmul")),
 )
 
+_REPLACES_DATA = ("set_", "shallow_copy_data_")
+"""How Dynamo writes ``tensor.data = other``; the second one from torch 2.14 on."""
+
 
 def not_counting(run: CompiledFn, positions: Sequence[int]) -> CompiledFn:
     """What leaves the counts of some inputs as they were.
@@ -91,8 +94,8 @@ def written_behind_autograd(graph_module: GraphModule) -> frozenset[int]:
         for written in _written_by(node):
             *path, first = _memory_of(written)
             names = {operation_of(step) for step in (node, *path)}
-            if first in places and not names.isdisjoint(("_get_data_attr", "set_")):
-                found.add(places[first])  # ``set_`` is how Dynamo writes ``tensor.data = other``
+            if first in places and not names.isdisjoint(("_get_data_attr", *_REPLACES_DATA)):
+                found.add(places[first])
     return frozenset(found)
 
 

@@ -118,7 +118,7 @@ def guarded_too() -> list[Override]:
                 install_guard(_has_attribute(variable.source, name))
             raise
 
-    def identity(prior: Any, left: Any, right: Any) -> Any:
+    def guard_compared(left: Any, right: Any) -> None:
         if _is_method(left) and _is_method(right):  # two that are equal are two to Dynamo
             end_graph(
                 "comparison of methods",
@@ -127,6 +127,11 @@ def guarded_too() -> list[Override]:
             )
         for source in _names_of_compared(left, right):
             install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+
+    def identity(prior: Any, left: Any, right: Any) -> Any:
+        """Asked by ``==`` and look-ups, which go on to the values where these are two."""
+        if left is right or not (_is_compared_by_value(left) and _is_compared_by_value(right)):
+            guard_compared(left, right)
         return prior(left, right)
 
     def is_the_same(prior: Any, left: Any, right: Any) -> Any:
@@ -136,7 +141,8 @@ def guarded_too() -> list[Override]:
                 f"{left} {right}",
                 "Dynamo looks at what a dict, list, tuple or set holds, and not at which it is.",
             )
-        return identity(prior, left, right)
+        guard_compared(left, right)
+        return prior(left, right)
 
     def example_value(prior: Any, node: Any) -> Any:
         """Of a tensor whose identity is asked; which parameter it was Dynamo does not guard."""
@@ -214,6 +220,13 @@ def _has_own_hash(variable: Any) -> bool:
 
 def _is_guarded_by_value(variable: Any) -> bool:
     return isinstance(variable, FrozenDataClassVariable) or isinstance(variable.value, (tuple, enum.Enum))
+
+
+def _is_compared_by_value(variable: Any) -> bool:
+    """Whether its value is guarded, and is all that ``==`` looks at."""
+    equals: Any = getattr(type(_value_of(variable)), "__eq__", None)
+    is_value = isinstance(variable, UserDefinedObjectVariable) and _is_guarded_by_value(variable)
+    return is_value and equals is not object.__eq__
 
 
 def _is_parameter(variable: Any) -> bool:

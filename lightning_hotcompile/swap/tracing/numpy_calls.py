@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from torch._dynamo.variables.misc import NumpyVariable
@@ -15,9 +15,8 @@ from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 _PLACES: tuple[tuple[Any, str], ...] = (
     (NumpyVariable, "call_function"),
     (NumpyNdarrayVariable, "call_method"),
-    (TensorVariable, "method_numpy"),
 )
-"""Where Dynamo would begin to stand in for numpy: a call of a function, of a method, an array of a tensor."""
+"""Where Dynamo would begin to stand in for numpy: a call of a function, of a method."""
 
 _PURE = (np.prod, np.sum, np.mean, np.max, np.min, np.clip, np.round)
 """With numbers in and a number out, as are all ufuncs (``np.sqrt``) and types (``np.float32``)."""
@@ -36,11 +35,21 @@ def numpy_by_numpy() -> list[Override]:
         is_pure = name == "call_function" and _is_pure(variable.value)
         found = outcome(variable.value, *args, **kwargs) if is_pure else None
         if found is None:
-            end_graph("call of numpy", f"{name} {variable}", "What numpy computes is left to numpy.")
+            _end_graph(name, variable)
         return found
 
+    def method_of_tensor(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "numpy":
+            _end_graph(name, variable)
+        return prior(variable, tx, name, *args, **kwargs)
+
     places = [Override(owner, name, functools.partial(call, name)) for owner, name in _PLACES]
-    return [*places, *computed_as_numpy_does()]
+    of_tensor = Override(TensorVariable, "call_method", method_of_tensor)
+    return [*places, of_tensor, *computed_as_numpy_does()]
+
+
+def _end_graph(name: str, variable: Any) -> NoReturn:
+    end_graph("call of numpy", f"{name} {variable}", "What numpy computes is left to numpy.")
 
 
 def _is_pure(function: Any) -> bool:

@@ -1,8 +1,9 @@
 """A step that looks at its optimizer's settings finds them as they are.
 
 So that it can compile an optimizer's step Dynamo takes ``capturable`` to be set wherever anybody asks for
-``param_groups``. A training step that sets the learning rate by hand would write that into the groups as
-well: updates on a CPU raise then, and checkpoints keep it.
+``param_groups``, and marks each parameter as one that stays where it is. A training step that sets the
+learning rate by hand would write that into the groups as well: updates on a CPU raise then, and checkpoints
+keep it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from typing import Any
 
 import torch.optim
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import OptimizerVariable
 
 from lightning_hotcompile.swap.tracing.overrides import Override
@@ -26,13 +28,19 @@ def as_they_are() -> list[Override]:
             return super(OptimizerVariable, variable).var_getattr(tx, name)
         return prior(variable, tx, name)
 
-    def set_capturable(prior: Any, variable: Any, tx: Any) -> None:
-        if _is_an_optimizers(tx):
-            prior(variable, tx)
+    def getter(prior: Any, variable: Any, name: str) -> Any:
+        if name == "param_groups" and not _is_an_optimizers(_tracing()):
+            return None
+        return prior(variable, name)
 
     if hasattr(OptimizerVariable, "var_getattr"):
         return [Override(OptimizerVariable, "var_getattr", attribute)]
-    return [Override(OptimizerVariable, "_set_capturable", set_capturable)]  # from torch 2.14 on
+    return [Override(OptimizerVariable, "lookup_tp_getset_member", getter)]  # from torch 2.14 on
+
+
+def _tracing() -> Any:
+    """What traces the innermost function."""
+    return InstructionTranslator.current_tx().output.current_tx
 
 
 def _is_an_optimizers(tx: Any) -> bool:

@@ -73,6 +73,8 @@ def is_traced_for_others() -> bool:
         translator = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced
         return False
+    if translator is None:  # nor after a trace, before torch 2.13
+        return False
     return not _is_marked(getattr(translator.output, "compiler_fn", None))
 
 
