@@ -1121,7 +1121,7 @@ class TestFunctionsWithACache:
         assert len(calls) == 1
 
     def test_a_guard_may_call_what_it_guards(self) -> None:
-        # swap/tracing/cached_functions.py: it asks the cache, which holds the answer, or has it made.
+        # swap/tracing/cached_functions.py: it asks for what the cache holds.
         answers = {"sign": 1}
         asked: list[str] = []
         graphs: list[Any] = []

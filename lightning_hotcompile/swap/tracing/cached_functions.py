@@ -46,7 +46,7 @@ def asked_by_guards() -> list[Override]:
 def _answer(variable: Any, tx: Any, args: Any, kwargs: Any) -> VariableTracker | None:
     """What a call gives, ``None`` where that is not known, or may not be relied on."""
     function, source = variable.wrapper_obj, variable.source
-    if type(variable) is not WrapperUserFunctionVariable or source is None or not is_cached(function):
+    if type(variable) is not WrapperUserFunctionVariable or source is None or not _is_cached(function):
         return None
     question = _question(args, kwargs)
     key = None if question is None else _key_of(function, question)
@@ -59,7 +59,7 @@ def _answer(variable: Any, tx: Any, args: Any, kwargs: Any) -> VariableTracker |
     return _known(tx, answer)
 
 
-def is_cached(function: Any) -> bool:
+def _is_cached(function: Any) -> bool:
     """Whether it is one of the user's with a cache of Python's in front of it."""
     module = getattr(getattr(function, "__wrapped__", None), "__module__", None) or ""
     return isinstance(function, _WITH_A_CACHE) and module.partition(".")[0] != "torch"

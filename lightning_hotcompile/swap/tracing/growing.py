@@ -103,7 +103,7 @@ def grow_in_python() -> list[Override]:
         kind, source = type(value), builder.source
         if kind not in _KINDS or source is None:
             return prior(builder, value)
-        if source.name not in _of(as_written(builder.tx.output.root_tx.f_code), _left, set()):
+        if source.name not in _left.get(as_written(builder.tx.output.root_tx.f_code), ()):
             return prior(builder, value)
         builder.install_guards(GuardBuilder.TYPE_MATCH)
         return GrowsVariable(kind, source=source)
