@@ -553,6 +553,97 @@ def test_what_the_user_compiles_is_left_as_it_is() -> None:
         theirs(Holder(), torch.ones(2, 8))  # a graph break would raise
 
 
+class Notes:
+    """Keeps texts of numbers that vary."""
+
+    def __init__(self) -> None:
+        self.n = self.given = 0
+        self.text: Any = ""
+        self.by_name: dict[str, Any] = {}
+        self.length: Any = None
+
+
+def keeps_the_text(h: Notes, x: Tensor) -> Tensor:
+    h.n += 1
+    h.text = f"{h.n}"
+    return x.sin() * h.n
+
+
+def keeps_the_text_of_a_size(h: Notes, x: Tensor) -> Tensor:
+    n = x.shape[0]
+    h.by_name["rows"] = f"{n}"
+    h.length = (f"{n!r}", [f"{n + 1!s}"], n)
+    return x.sin() * n
+
+
+def by_the_text_of_a_size(h: Notes, x: Tensor) -> Tensor:
+    h.by_name[f"{x.shape[0]}"] = x.shape[0]
+    return x.sin() * len(f"{x.shape[0]}")
+
+
+def reads_what_it_wrote(h: Notes, x: Tensor) -> Tensor:
+    text = f"{x.shape[0]}"
+    h.by_name[text] = h.by_name.get(text, 0) + 1
+    h.text = text
+    return x.sin() * h.by_name[h.text] + x.shape[0]
+
+
+def keeps_a_text_with_the_size(h: Notes, x: Tensor) -> Tensor:
+    h.text = f"{x.shape[0]} rows"
+    h.length = f"{x.shape[0]} {x.shape[1]}"
+    return x.sin()
+
+
+def keeps_the_text_of_what_it_is_given(h: Notes, x: Tensor) -> Tensor:
+    text = f"{h.given}"
+    h.by_name["last"] = text
+    h.text, h.length = (text, f"{h.given!r}"), [f"{h.given}", h.given]
+    return x.sin() * h.given + len(text)
+
+
+def keeps_text_after_a_break(h: Notes, x: Tensor) -> Tensor:
+    n = x.shape[0]
+    torch._dynamo.graph_break()
+    h.text = f"{n}"
+    h.length = (n, f"{n}")
+    return x.sin() * n
+
+
+def keeps_text_across_a_break(h: Notes, x: Tensor) -> Tensor:
+    text = f"{x.shape[0]}"
+    x = x.sin()
+    torch._dynamo.graph_break()
+    h.text = text
+    return x * len(text) + x.shape[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        keeps_the_text,
+        keeps_the_text_of_a_size,
+        by_the_text_of_a_size,
+        reads_what_it_wrote,
+        keeps_a_text_with_the_size,
+        keeps_the_text_of_what_it_is_given,
+        keeps_text_after_a_break,
+        keeps_text_across_a_break,
+    ],
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_is_kept_is_the_text_and_not_its_number(
+    function: Callable[[Notes, Tensor], Tensor], dynamic: bool | None
+) -> None:
+    compiled = CompiledFunction(function, lambda graph, _: graph.forward, dynamic=dynamic, fullgraph=False)
+    plain, ours = Notes(), Notes()
+    with compiling_allowed(suppress_errors=True):
+        for rows in (8, 9, 10, 11, 10, 12):
+            x = torch.ones(rows, 3)
+            plain.given = ours.given = rows
+            torch.testing.assert_close(compiled.compile(ours, x), function(plain, x))
+            assert vars(ours) == vars(plain)
+
+
 class Augmented(Net):
     """Draws from a generator of its own, as augmentations do, and takes what a generator gives."""
 

@@ -9,6 +9,7 @@ Compiled code would draw the number that was drawn while it was traced, step aft
 - a ``deque`` with ``maxlen``, which is traced as one without;
 - an attribute of a class that the step sets: read from an instance it would be the one from before;
 - the text of a number that changes, in a format (``f"{n:02}"``): it would be the format of its text;
+  and alone (``f"{n}"``) it is no other name of the number, as it is to torch 2.13;
 - from torch 2.14 on, a generator that has not begun.
 """
 
@@ -74,8 +75,11 @@ def left_to_python() -> list[Override]:
         return prior(effects, item, name, *args, **kwargs)
 
     def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
-        if isinstance(tx.stack[-1], SymNodeVariable) and spec.as_python_constant():
-            broken("text of a number", str(spec.as_python_constant()), tx.stack[-1])
+        number = tx.stack[-1]
+        if isinstance(number, SymNodeVariable):
+            if spec.as_python_constant():
+                broken("text of a number", str(spec.as_python_constant()), number)
+            tx.stack[-1] = number.clone(source=None)
         return prior(tx, spec, flags)
 
     found = [
