@@ -140,6 +140,9 @@ class FusedWatch:
         Args:
             ends_unit: whether gradients are not accumulated further.
         """
+        if not self._undecided:
+            self._until_told = max(0, self._until_told - 1)
+            return False, []
         disturbed = self._count_updates() != self._updates
         for each in self._undecided:
             each.steps += 1

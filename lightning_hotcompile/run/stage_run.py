@@ -83,6 +83,7 @@ class StageRun:
         self.session = Session(
             trainer, module, config, plan, self._emit, self._memory, stage=stage, first=first
         )
+        self.guarded(lambda _: store.look_at_machine())
         if declined is not None:
             self._emit(Declined(step=0, reason=declined))
 

@@ -45,6 +45,11 @@ class StoreInUse:
             self._folders.clear()
         return self.store
 
+    def look_at_machine(self) -> None:
+        """Know the machine, as each key does: before the first step, which would take longer for it."""
+        if self.store is not None:
+            _ = self.store.machine
+
     def begin_compiling(self) -> None:
         """Point the compiler at the cache; not before it is needed, since that imports the compiler."""
         if self._cache is None and self.store is not None and self._backend == "inductor":

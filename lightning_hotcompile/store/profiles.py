@@ -58,7 +58,7 @@ class ProfileKey:
     @property
     def digest(self) -> str:
         """Thirty-two hexadecimal digits, the name of the profile's file."""
-        return digest_of(dataclasses.asdict(self), size=16)
+        return digest_of({**vars(self), "machine": vars(self.machine)}, size=16)
 
     @classmethod
     def from_dict(cls, data: object) -> ProfileKey:

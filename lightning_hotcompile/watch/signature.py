@@ -82,7 +82,8 @@ class SignatureReader:
         """Look again which modules and parameters there are."""
         self._until_refresh = _READS
         self._modules = tuple(self._module.modules())
-        self._parameters = tuple(self._module.parameters())
+        own = (p for module in self._modules for p in module._parameters.values() if p is not None)
+        self._parameters = tuple({id(p): p for p in own}.values())  # as parameters(), in one walk
         devices = {p.device.type for p in self._parameters} | {"cpu"}
         self._device_types = tuple(sorted(d for d in devices if d in ("cpu", "cuda", "mps", "xpu")))
 

@@ -71,6 +71,28 @@ SAME: list[tuple[str, Any, Any]] = [
 ]
 
 
+class Shares(nn.Module):
+    """A parameter of its own, one under two names, a module under two, and one that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.one = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+        self.two = nn.Linear(4, 4)
+        self.two.weight = cast(nn.Linear, self.one[0]).weight
+        self.again = self.one
+
+
+def test_the_flags_of_all_parameters_are_read_each_once() -> None:
+    module = Shares()
+    reader = SignatureReader(module)
+    for frozen in module.parameters():
+        before = reader.read(x())
+        frozen.requires_grad_(False)
+        assert reader.read(x()).requires_grad != before.requires_grad
+    assert reader.read(x()).requires_grad == bytes(len(list(module.parameters())))
+
+
 @pytest.mark.parametrize(("one", "two"), [c[1:] for c in SAME], ids=[c[0] for c in SAME])
 def test_equal_kinds_of_batches_are_equal(one: Any, two: Any) -> None:
     a, b = read(one), read(two)
