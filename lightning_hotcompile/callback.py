@@ -217,6 +217,7 @@ class HotCompile(CheckpointHooks):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Change everything back, should a run have ended in no other way."""
         self._finish_all()
+        super().teardown(trainer, pl_module, stage)
         self._events.close()
 
     def __getstate__(self) -> dict[str, Any]:

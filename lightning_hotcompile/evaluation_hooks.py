@@ -9,6 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_hotcompile.either_lightning import Callback
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.stage_run import StageRun
+from lightning_hotcompile.run.stages import STEP_METHOD
+from lightning_hotcompile.swap.step_method import give_back
 
 
 class EvaluationHooks(Callback):
@@ -67,6 +69,11 @@ class EvaluationHooks(Callback):
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
     on_predict_end = on_test_end
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """What another callback has kept of ours, and has put back as the stage ended, goes."""
+        for method in STEP_METHOD.values():
+            give_back(pl_module, method)
 
     def _before_step(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         for name, other in self._runs.items():

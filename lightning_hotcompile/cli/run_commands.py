@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_hotcompile.cli.telling import CommandError, count_text, errors_told, note
+from lightning_hotcompile.cli.telling import CommandError, count_text, errors_told, json_text, note
 
 if TYPE_CHECKING:
     from lightning_hotcompile.receipt.report import Report
@@ -43,11 +42,13 @@ def show_report(
     ] = None,
 ) -> None:
     """Show the receipt of a run. As HTML it has a timeline, and needs no network."""
+    from lightning_hotcompile.plan.tree import printable
+
     with errors_told():
         chosen = _format_of(form, output)
         text = _harmless(_rendered(_loaded(run), chosen))
         if output is None:
-            typer.echo(text, nl=False)
+            typer.echo(printable(text), nl=False)
         else:
             _write(output, text)
 
@@ -56,6 +57,7 @@ def show_events(
     run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
 ) -> None:
     """List what happened in a run, also in one that is under way."""
+    from lightning_hotcompile.plan.tree import printable
     from lightning_hotcompile.receipt.events import event_to_dict
     from lightning_hotcompile.view.listing import event_lines
 
@@ -63,11 +65,11 @@ def show_events(
         found = _loaded(run)
         if as_json:
             listed = {"run": found.name, "events": [event_to_dict(e) for e in found.log]}
-            typer.echo(_harmless(json.dumps(listed, indent=2, ensure_ascii=False)))
+            typer.echo(_harmless(json_text(listed)))
         elif not found.log:
             typer.echo(f"Nothing happened in {found.name}: there are no events.")
         else:
-            typer.echo("\n".join(event_lines(found.log)))
+            typer.echo(printable("\n".join(event_lines(found.log))))
 
 
 def draw_timeline(

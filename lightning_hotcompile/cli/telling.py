@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -84,9 +85,19 @@ def count_text(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def json_text(data: object) -> str:
+    """JSON, with escapes where this output lacks a character of it: that of a file may be cp1252."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(data, indent=2)
+    return text
+
+
 def print_json(data: object) -> None:
     """One JSON document."""
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    typer.echo(json_text(data))
 
 
 def print_table(table: Table) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,9 @@ class CompiledFunction:
 
     The limits count per code object: many regions behind one function would silently run eagerly after
     the eighth, and all regions of all trainings in a process after the 256th. So each has a code object of
-    its own, which also lets go of what was compiled for it, and is isolated where torch can do that.
+    its own, which also lets go of what was compiled for it, and is isolated where torch can do that. Torch
+    notes for all threads at once which function is being called: trainings in threads of their own, as of a
+    study with several jobs, would not find again what was compiled for them. They are not isolated.
 
     Args:
         function: what is compiled.
@@ -71,7 +74,7 @@ class CompiledFunction:
     ) -> None:
         overrides.mark(backend)
         arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
-        if _HAS_ISOLATION:
+        if _HAS_ISOLATION and threading.current_thread() is threading.main_thread():
             arguments["isolate_recompiles"] = True
         function = _with_own_code(function, name)
         self.compile: CompiledFn = torch.compile(function, **arguments)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
+
+from lightning_hotcompile.swap.own_thread import is_traced_here
 
 
 def source_of(root: nn.Module, name: str) -> Any:
@@ -30,6 +33,58 @@ def looking_like(step: Callable[..., Any], ours: Callable[..., Any]) -> Callable
     functools.update_wrapper(ours, step)
     vars(ours)["__wrapped__"] = getattr(step, "__wrapped__", step)
     return ours
+
+
+def integer_sources(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Dynamo's names of the integer arguments (``batch_idx``), as patterns.
+
+    They have another name in the user's own frame, which is compiled by itself after a graph break.
+    """
+    try:
+        parameters = list(inspect.signature(step).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    names = [f"L['args'][{i}]" for i, a in enumerate(args) if type(a) is int]
+    names += [f"L['kwargs']['{k}']" for k, a in kwargs.items() if type(a) is int]
+    named = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    names += [f"L['{k}']" for k, a in named.items() if type(a) is int]
+    return [re.escape(n) + "$" for n in names]
+
+
+_STANDS_FOR = "_hotcompile_stands_for"
+
+
+class InPlace(Protocol):
+    """A region, as far as its place in the model goes."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the model is changed now."""
+
+
+def marked(ours: Callable[..., Any], module: nn.Module, step: Any, region: InPlace) -> Callable[..., Any]:
+    """Ours, which tells :func:`give_back` for which step of the module it stands."""
+    vars(ours)[_STANDS_FOR] = ours, module, step, region
+    return ours
+
+
+def give_back(module: nn.Module, name: str) -> None:
+    """Put a step in its place again, where ours stands though it was taken out.
+
+    Whoever replaces a step for a while keeps what was there, which may be ours, and puts it back later.
+    """
+    while not is_traced_here() and (step := _stood_for(module, vars(module).get(name))) is not None:
+        vars(module)[name] = step
+
+
+def _stood_for(module: nn.Module, found: Any) -> Any:
+    function = getattr(found, "__func__", found)
+    mark = getattr(function, "__dict__", {}).get(_STANDS_FOR)
+    if mark is None:
+        return None
+    ours, root, step, region = mark
+    # A wrapper of somebody's has the marks of what it is around, and a copy of the module those of ours.
+    return step if ours is function and root is module and not region.is_in_place else None
 
 
 def ignoring_self(bound: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,9 +22,12 @@ from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.ranks import has_other_ranks
 from lightning_hotcompile.swap.step_method import (
     ClassMethods,
+    give_back,
     ignoring_self,
+    integer_sources,
     is_method_of,
     looking_like,
+    marked,
     method_of_class,
     source_of,
 )
@@ -188,22 +189,6 @@ class recorded_logs:  # read as a verb: with recorded_logs(module)
             getattr(self._module, name)(*map(_as_numbers, args), **kwargs)
 
 
-def _integer_sources(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Dynamo's names of the integer arguments (``batch_idx``), as patterns.
-
-    They have another name in the user's own frame, which is compiled by itself after a graph break.
-    """
-    try:
-        parameters = list(inspect.signature(step).parameters)
-    except (TypeError, ValueError):
-        parameters = []
-    names = [f"L['args'][{i}]" for i, a in enumerate(args) if type(a) is int]
-    names += [f"L['kwargs']['{k}']" for k, a in kwargs.items() if type(a) is int]
-    named = {**dict(zip(parameters, args, strict=False)), **kwargs}
-    names += [f"L['{k}']" for k, a in named.items() if type(a) is int]
-    return [re.escape(n) + "$" for n in names]
-
-
 class SwappedStep(SwappedRegion):
     """The whole ``training_step``, or another stage's step, as one region.
 
@@ -217,6 +202,7 @@ class SwappedStep(SwappedRegion):
     def put(self, root: Any) -> None:
         """Give the module a step method of its own; ``take_out`` removes it."""
         (name,) = self.region.members
+        give_back(root, name)
         self._ours = self._replacement(root, name)
         ours = cover(root, {name: self._ours})
         # wrapped since by somebody: theirs stays, and ours is eager from now on
@@ -235,6 +221,8 @@ class SwappedStep(SwappedRegion):
         compiled = self._compiled_once(source_of(root, name), step_body)
 
         def step(module: LightningModule, *args: Any, **kwargs: Any) -> Any:
+            if not self._undo:
+                give_back(module, name)
             hides = not is_own and not of_class.are_those_of(type(module))
             if hides and vars(module).get(name) is self._ours:  # else somebody has kept what he found
                 return self._call_as_the_class_has_it(module, name, args, kwargs)
@@ -245,12 +233,12 @@ class SwappedStep(SwappedRegion):
             with recorded_logs(module, methods):
                 if self._gate.lane is not Lane.COMPILE:
                     return self.call(compiled, step_body, (module, args, kwargs), {})
-                with dynamic_integers([*_integer_sources(signed, args, kwargs), *_TRAINER_COUNTERS]):
+                with dynamic_integers([*integer_sources(signed, args, kwargs), *_TRAINER_COUNTERS]):
                     return self.call(compiled, step_body, (module, args, kwargs), {})
 
-        if is_method:
-            return types.MethodType(looking_like(original, step), root)
-        return looking_like(signed, lambda *args, **kwargs: step(root, *args, **kwargs))
+        ours = step if is_method else lambda *args, **kwargs: step(root, *args, **kwargs)
+        ours = marked(looking_like(original if is_method else signed, ours), root, signed, self)
+        return types.MethodType(ours, root) if is_method else ours
 
     def _call_as_the_class_has_it(
         self, root: LightningModule, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import types
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.plan.planner import plan_compile
@@ -224,3 +228,81 @@ def test_what_the_class_gets_is_compiled_in_place_of_what_it_had() -> None:
     assert [runs_of(lane, 1.0) for lane in (Lane.COMPILE, Lane.REUSE)] == [1, 1]
     installation.take_out()
     assert "training_step" not in vars(model)
+
+
+def fails_later(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    """A backend whose code is taken out of the model in the third epoch or so."""
+    compiled, runs = aot_eager(graph, inputs), itertools.count(1)
+
+    def run(*args: Any) -> Any:
+        if next(runs) > 15:
+            raise RuntimeError("the device has gone")
+        return compiled(*args)
+
+    return run
+
+
+class ForAWhile(pl.Callback):
+    """Has a step of its own from the second epoch on, and puts back what it found there in a later one.
+
+    Args:
+        until: which epoch, ``None`` for the end of the training.
+    """
+
+    def __init__(self, until: int | None) -> None:
+        self.until = until
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            self.found = found = pl_module.training_step
+            pl_module.training_step = lambda batch, batch_idx: found(batch, batch_idx)  # type: ignore[assignment]
+        elif trainer.current_epoch == self.until:
+            pl_module.training_step = self.found  # type: ignore[method-assign]
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.until is None:
+            pl_module.training_step = self.found  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("until", [5, None])
+def test_what_a_callback_has_kept_of_ours_and_puts_back_after_the_end_is_the_step_itself(
+    until: int | None,
+) -> None:
+    model = seeded(Counts)
+    callback = hot(scope="step", compile_optimizer=False, backend=fails_later, on_error="eager")
+    fit(model, [callback, ForAWhile(until)], max_epochs=7)
+    assert callback.report.phase == "reverted"
+    assert vars(model)["training_step"] == types.MethodType(Counts.training_step, model)
+
+
+def test_what_is_put_back_between_two_plans_is_the_step_and_finds_its_compiled_code() -> None:
+    model, batch = seeded(Counts), next(iter(loader()))
+    installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
+    installation.put()
+    found = model.training_step
+    model.training_step = wrapper = lambda batch, batch_idx: found(batch, batch_idx)  # type: ignore[assignment]
+    model.training_step = functools.wraps(found)(wrapper)  # type: ignore[method-assign]
+    installation.take_out()
+    assert vars(model)["training_step"] is wrapper, "it is somebody's, and has only the marks of ours"
+    model.training_step = found  # type: ignore[method-assign]
+    for lane in (Lane.COMPILE, Lane.REUSE):
+        before = installation.witness.watch.total_runs
+        installation.put()
+        installation.gate.open(lane)
+        model.training_step(batch, 0)
+        installation.take_out()
+        assert installation.witness.watch.total_runs == before + 1
+        assert vars(model)["training_step"] == types.MethodType(Counts.training_step, model)
+
+
+def test_a_copy_keeps_its_own_step_once_ours_is_gone() -> None:
+    model, batch = seeded(Counts), next(iter(loader()))
+    installation = Installation(plan_compile(model, scope="step"), model, hot().config, [])
+    installation.put()
+    other = seeded(Counts)
+    vars(other)["training_step"] = types.MethodType(model.training_step.__func__, other)
+    installation.take_out()
+    with torch.no_grad():
+        model.head.weight.zero_()
+    torch.testing.assert_close(other.training_step(batch, 0), other.loss(batch))
+    assert vars(other)["training_step"].__self__ is other

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_hotcompile.capture.summary import to_json
+from lightning_hotcompile.receipt.event_kinds import Planned
 from lightning_hotcompile.receipt.events import describe
 from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.view.latex import report_to_latex
@@ -75,6 +76,17 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
         assert "\x1b" not in shown
         assert "title" in shown
     assert hotcompile("trace", folder, "-o", tmp_path / "t.json").exit_code == 0
+
+
+def test_an_output_without_the_lines_of_trees_has_others_and_json_has_escapes(tmp_path: Path) -> None:
+    tree = "plan\n└── compiled\n    └── Net.层"
+    planned = replace(next(e for e in events() if isinstance(e, Planned)), tree=tree)
+    log = str(write_log(tmp_path / "a.jsonl", [planned]))
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    for command in (["events", log], ["report", log, "--format", "md"]):
+        assert "+-- compiled" in in_a_process(*command, env=latin).stdout
+    (found,) = json.loads(in_a_process("events", log, "--json", env=latin).stdout)["events"]
+    assert found["tree"] == tree
 
 
 def test_events_are_listed_with_time_and_plan(run: Path) -> None:
@@ -159,8 +171,8 @@ def test_a_reader_that_has_seen_enough_is_told_no_error(command: str, run: Path)
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize(("command", "shown"), [("events", "??? Net.training_step"), ("report", "-" * 100)])
-def test_an_output_that_is_not_utf_8_has_marks_or_plain_lines(command: str, shown: str, run: Path) -> None:
+@pytest.mark.parametrize(("command", "shown"), [("events", "-- Net.training_step"), ("report", "-" * 100)])
+def test_an_output_that_is_not_utf_8_has_plain_lines(command: str, shown: str, run: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
     done = in_a_process(command, str(run), env=environment, encoding="latin-1")
     assert (done.returncode, done.stderr) == (0, "")
