@@ -57,6 +57,7 @@ def _of_both(path: str) -> tuple[type[Any], ...]:
 
 LIGHTNING_MODULES = _of_both("LightningModule")
 CHECKPOINTS = _of_both("callbacks.Checkpoint")
+TIMERS = _of_both("callbacks.Timer")
 ACCUMULATION_SCHEDULERS = _of_both("callbacks.GradientAccumulationScheduler")
 
 if TYPE_CHECKING:

@@ -219,7 +219,8 @@ def _reverted(state: State, facts: Facts) -> Transition:
 
 def _revert(state: State, facts: Facts) -> Transition:
     assert facts.failure is not None
-    reverted = replace(_to(state, Phase.REVERTED, facts.failure), may_retry=facts.retry)
+    may_retry = facts.retry and state.flips < facts.max_flips
+    reverted = replace(_to(state, Phase.REVERTED, facts.failure), may_retry=may_retry)
     return Transition(reverted, Action.TAKE_OUT)
 
 

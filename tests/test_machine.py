@@ -370,6 +370,12 @@ def test_max_flips_bounds_the_attempts() -> None:
     assert (attempts, now.phase, now.flips) == (3, Phase.REVERTED, 3)
 
 
+@pytest.mark.parametrize(("flips", "may_retry"), [(1, True), (2, False), (3, False)])
+def test_after_the_last_attempt_there_is_none_to_wait_for(flips: int, may_retry: bool) -> None:
+    failed = Facts(failure="x", retry=True, max_flips=2)
+    assert advance(state(Phase.STEADY, flips=flips), failed).state.may_retry is may_retry
+
+
 def any_facts(rng: random.Random) -> Facts:
     return Facts(
         hot=rng.random() < 0.6,

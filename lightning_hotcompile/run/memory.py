@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import TOO_SLOW
 from lightning_hotcompile.plan.compile_cost import assumed_compile_s, expected_compile_s
 from lightning_hotcompile.plan.forecast import WARM_SHARE, Expectation, expected_speedup
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.plan.prior import OpStatistics
 from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.run.fused_memory import FusedMemory
-from lightning_hotcompile.run.plan_key import key_of
+from lightning_hotcompile.run.plan_key import key_of, name_of
 from lightning_hotcompile.run.store_in_use import StoreInUse
+from lightning_hotcompile.store.hardware import digest_of
 from lightning_hotcompile.store.profiles import Profile, utc_now
 from lightning_hotcompile.store.samples import CompileSample
 from lightning_hotcompile.watch.signature import StepSignature
@@ -40,6 +42,8 @@ class Memory:
         self._asked = self._store if config.cost_gate else None
         self.of_optimizers = FusedMemory(self._store, reads=config.cost_gate)
         self._keeps_code = _keeps_code(config.backend)
+        named, name = isinstance(config.backend, str), name_of(config.backend)
+        self._backend = name if named else digest_of(name)  # a partial's may be long
         self._min_speedup = config.min_speedup
         self._mode = "max-autotune" if config.times_kernels else None  # or by an option of that name
         self._key = key_of(plan, config, stage)
@@ -72,7 +76,7 @@ class Memory:
         if len(self._known) >= _MOST_ASKED:
             return None
         key = self._asked.key(plan=self._key, signature=signature.digest)
-        self._known[signature] = found = self._asked.find(key)
+        self._known[signature] = found = _judged_anew(self._asked.find(key), self._min_speedup)
         return found
 
     def has_code_of(self, signature: StepSignature, plan: str) -> bool:
@@ -194,8 +198,15 @@ class Memory:
 
     def _add_sample(self, seconds: float, assumed_s: float, *, by_child: bool) -> None:
         if self._store is not None:
-            sample = CompileSample(assumed_s=assumed_s, seconds=seconds, by_child=by_child, when=utc_now())
-            self._store.add_compile_sample(sample)
+            self._store.add_compile_sample(
+                CompileSample(
+                    assumed_s=assumed_s,
+                    seconds=seconds,
+                    by_child=by_child,
+                    when=utc_now(),
+                    backend=self._backend,
+                )
+            )
 
     def _learn_forgone(self, signature: StepSignature, report: Report, seconds: float | None) -> None:
         """With 0 seconds counting begins anew: else each run after this one would compile in vain as well."""
@@ -212,8 +223,8 @@ class Memory:
         """``bad`` is what was measured too slow. What failed may be mended, so it is tried again."""
         if report.phase == "steady":
             return "good"
-        if report.phase == "reverted" and report.speedup is not None:
-            return "bad" if report.speedup.value < self._min_speedup else None
+        if report.phase == "reverted":
+            return "bad" if report.speedup is not None and TOO_SLOW in report.reason else None
         return "unknown" if report.phase in ("settling", "refining") else None
 
     def _profile(self, signature: StepSignature, report: Report, verdict: str) -> Profile:
@@ -237,10 +248,26 @@ class Memory:
         )
 
     def _history(self, *, by_child: bool) -> list[tuple[float, float]]:
-        """Compiles with an empty cache: seconds that would have been assumed, seconds that they took."""
+        """Compiles with an empty cache: seconds that would have been assumed, seconds that they took.
+
+        By this backend only: ``eager``, say, takes next to none.
+        """
         if self._samples is None:
-            self._samples = () if self._asked is None else self._asked.compile_samples()
+            known = () if self._asked is None else self._asked.compile_samples()
+            self._samples = tuple(each for each in known if each.backend == self._backend)
         return [(each.assumed_s, each.seconds) for each in self._samples if each.by_child is by_child]
+
+
+def _judged_anew(known: Profile | None, min_speedup: float) -> Profile | None:
+    """A verdict by what was measured: the run that came to it may have had another ``min_speedup``."""
+    if known is None or known.speedup is None or known.verdict not in ("good", "bad"):
+        return known
+    is_slow = known.speedup < min_speedup
+    if is_slow is (known.verdict == "bad"):
+        return known
+    if not is_slow:
+        return replace(known, verdict="good")
+    return replace(known, verdict="bad", reason=f"{known.reason}{TOO_SLOW}{min_speedup:g}")
 
 
 def _keeps_code(backend: object) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.events import event_to_dict
@@ -66,7 +68,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
     graphs = installation.witness.graphs
     return Report(
         phase=str(tracks.main_state.phase),
-        reason=tracks.main_state.reason,
+        reason=_reason(tracks.main_state, decision),
         scope=session.plan.name,
         plan=printed_later(session.plan),
         plan_digest=session.plan.digest,
@@ -106,6 +108,12 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         events=tuple(event_to_dict(e) for e in events),
         samples=ledger.samples.samples(),
     )
+
+
+def _reason(state: State, decision: Decision | None) -> str:
+    """Why a run that waits does so: its step may have come back often enough long ago."""
+    waits = state.phase is Phase.OBSERVING and decision is not None and decision.wait
+    return decision.reason if waits and decision is not None else state.reason
 
 
 def scalars(report: Report) -> dict[str, float | None]:

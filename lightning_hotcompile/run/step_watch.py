@@ -137,6 +137,8 @@ class StepWatch:
             self._detector.begin_step(track.signature)
             if self._detector.end_step(boundary=record.ends_unit):
                 self._found_hot(track)
+            elif record.ends_unit:
+                self._take_up_again()
         if record.ends_unit:
             for seen in self._unit.values():
                 seen.unit = self._detector.last_unit
@@ -151,6 +153,13 @@ class StepWatch:
         unit = self._detector.last_unit
         family = self._reader.families.text(last.signature.batch)
         self._story.detected(last.signature.digest, self._detector.count(unit), self.op_graph, family)
+
+    def _take_up_again(self) -> None:
+        """A track that was forgotten for lack of room begins anew; its unit is known to be hot still."""
+        forgotten = [seen for seen in self._unit.values() if not (seen.hot or seen.state.flips)]
+        if forgotten and self._detector.is_hot:
+            for seen in forgotten:
+                seen.hot = True
 
     def cool_down(self, track: Track) -> None:
         """What was tried and taken back has to come back more often before it is hot again."""

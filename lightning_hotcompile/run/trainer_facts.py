@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_hotcompile.either_lightning import ACCUMULATION_SCHEDULERS
+from lightning_hotcompile.either_lightning import ACCUMULATION_SCHEDULERS, TIMERS
 from lightning_hotcompile.version import __version__
 
 _STRATEGIES_THAT_OWN_THE_STEP = ("DeepSpeedStrategy", "XLAStrategy", "HPUStrategy")
@@ -55,9 +55,8 @@ def _batches_per_step(trainer: Trainer) -> float | None:
 
 def _seconds_left(trainer: Trainer) -> float | None:
     for callback in _callbacks(trainer):
-        remaining = getattr(callback, "time_remaining", None)
-        if callable(remaining):
-            seconds = remaining()
+        if isinstance(callback, TIMERS):
+            seconds = callback.time_remaining()
             return None if seconds is None else float(seconds)
     return None
 

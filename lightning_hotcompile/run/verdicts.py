@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.machine import TOO_SLOW
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.run.plan_key import key_of
@@ -49,7 +50,7 @@ def to_keep(
         return None
     if phase not in ("steady", "reverted"):
         return None
-    is_slow = ratio is not None and ratio.value < depends_on["min_speedup"]
+    is_slow = ratio is not None and TOO_SLOW in reason
     final = phase == "reverted" and is_slow and not may_retry
     return {"format": 2, "phase": phase, "reason": reason, "depends_on": dict(depends_on), "final": final}
 

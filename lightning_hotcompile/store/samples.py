@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lightning_hotcompile.store import checked
 from lightning_hotcompile.store.checked import InvalidRecord
 
-FORMAT = 3
+FORMAT = 4
 KIND = "hotcompile compile costs"
 MOST_SAMPLES = 200
 MOST_BYTES = 1024 * 1024
@@ -24,6 +24,7 @@ class CompileSample:
         seconds: wall time of compiling.
         by_child: whether a child process compiled while training went on.
         when: UTC in ISO 8601.
+        backend: that compiled: how fast one is says nothing about another.
 
     Raises:
         InvalidRecord: a field has a wrong type or is out of range.
@@ -33,6 +34,7 @@ class CompileSample:
     seconds: float
     by_child: bool
     when: str
+    backend: str = "inductor"
 
     def __post_init__(self) -> None:
         checked.check(self, _RULES)
@@ -52,6 +54,7 @@ _RULES = {
     "seconds": checked.number(0, 1e7),
     "by_child": checked.flag(),
     "when": checked.utc_time(),
+    "backend": checked.line(least=1),
 }
 
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,6 +29,7 @@ from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.prewarm import choice
 from lightning_hotcompile.watch.signature import SignatureReader, StepSignature
+from lightning_hotcompile.watch.stats import Ratio
 from tests.hot import assert_same
 from tests.models import Net, fit, seeded
 from tests.store import examples
@@ -360,6 +362,35 @@ def test_runs_that_find_their_code_in_the_cache_do_not_push_out_what_compiling_c
     assert opened().expectation(plan, None, 0.01) == known
 
 
+def test_how_fast_one_backend_compiles_says_nothing_about_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
+    plan = plan_compile(seeded(Net), scope="step")
+    signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None)
+
+    def opened(backend: Any) -> memory.Memory:
+        config = HotCompileConfig(backend=backend)
+        return memory.Memory(StoreInUse(str(tmp_path / "s"), backend), plan, config, "train")
+
+    def seconds(backend: Any) -> float:
+        return opened(backend).expectation(plan, None, 0.01).compile_s
+
+    own = partial(broken, reason="long " * 100)
+    assumed, backends = seconds("inductor"), ("eager", "aot_eager", broken, own)
+    for took, backend in enumerate(backends, 1):
+        opened(backend).learn(signature, report(), plan, compile_s=float(took), warm=False)
+    assert [seconds(each) for each in backends] == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert seconds("inductor") == assumed
+    opened("inductor").learn(signature, report(), plan, compile_s=30.0, warm=False)
+    assert [seconds("inductor"), seconds("eager")] == pytest.approx([30.0, 1.0])
+
+
+def broken(graph: Any, inputs: Any, reason: str = "no compiler") -> Any:
+    """A backend."""
+    raise RuntimeError(reason)
+
+
 def test_what_a_child_process_took_is_the_next_forecast_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,6 +562,39 @@ def test_a_failure_is_tried_again(tmp_path: Path) -> None:
     two = HotCompile(threshold=3, backend=broken, store=str(tmp_path / "s"))
     fit(seeded(Net), [two])
     assert two.report.phase == "reverted"
+
+
+def test_what_failed_while_it_was_slow_is_tried_again(tmp_path: Path) -> None:
+    def learned(reason: str) -> str | None:
+        in_use = StoreInUse(str(tmp_path / reason[:4]), "aot_eager")
+        config, module = HotCompileConfig(backend="aot_eager"), seeded(Net)
+        found = Memory(in_use, plan := plan_compile(module), config, "train")
+        signature = SignatureReader(module).read(())
+        slow = Ratio(value=0.8, low=0.7, high=0.9, n=10, confidence=0.98)
+        ended = replace(report(), phase="reverted", reason=reason, speedup=slow)
+        found.learn(signature, ended, plan, compile_s=1.0, warm=False)
+        known = Memory(in_use, plan, config, "train").of(signature)
+        return None if known is None else known.verdict
+
+    assert learned("slower: 0.80x [0.70, 0.90], below min_speedup=1.02") == "bad"
+    assert learned("nothing is left that can be used: compiled code raised in run 9") is None
+
+
+@pytest.mark.parametrize(
+    ("speedup", "then", "now", "is_declined"),
+    [(2.0, 50.0, 0.0, False), (2.0, 50.0, 1.02, False), (2.0, 0.0, 3.0, True), (2.0, 50.0, 3.0, True)],
+)
+def test_a_verdict_is_by_the_speed_up_that_is_asked_for_now(
+    tmp_path: Path, speedup: float, then: float, now: float, is_declined: bool
+) -> None:
+    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=then, compile_optimizer=False)], max_epochs=6)
+    _forget_costs(tmp_path / "s")  # as if it had been twice as fast
+    callback = learning(tmp_path / "s", min_speedup=now, compile_optimizer=False)
+    fit(seeded(Net), [callback], max_epochs=6)
+    assert flipped_at(callback) == (None if is_declined else 1)
+    if is_declined:
+        assert callback.report.reason.startswith("an earlier run (")
+        assert f"below min_speedup={now if then == 0 else then:g}" in callback.report.reason
 
 
 @pytest.mark.parametrize("is_full", [True, False])

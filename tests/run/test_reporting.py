@@ -7,13 +7,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from lightning_hotcompile.errors import HotCompileWarning
+from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.scopes import Region
+from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.run.flip import allocated_peak_mb
 from lightning_hotcompile.run.reporting import _region_proof, timeline_image
 from lightning_hotcompile.swap.installation import Proof
@@ -183,3 +186,22 @@ class TestWhyEager:
 
         notes = self.notes(seeded(HasBreaks), scope="pattern", targets=["odd", "blocks.*"])
         assert notes == ["region odd did not run compiled: no graph was captured in its calls"]
+
+
+def test_a_run_that_waits_though_its_step_is_hot_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e6)
+    callback = hot(cost_gate=True, on_error="raise")
+    fit(seeded(Net), [Stops(), callback], max_epochs=-1)
+    assert callback.report.phase == "observing"
+    assert callback.report.reason.startswith("waits until it has spent as much")
+    assert "waits until it has spent as much" in headline(callback.report)
+    too_early = hot(cost_gate=True, threshold=1000)
+    fit(seeded(Net), [Stops(), too_early], max_epochs=-1)
+    assert "until a step has come back often enough" in too_early.report.reason
+
+
+class Stops(pl.Callback):
+    """Ends a training of unknown length."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step >= 20

@@ -122,6 +122,36 @@ def test_the_same_of_a_unit_of_several_micro_steps() -> None:
     assert len(found) == 3
 
 
+def test_a_hot_step_that_was_forgotten_for_others_is_hot_again_when_it_comes_back() -> None:
+    watch, _ = watching(threshold=3)
+    for _ in range(3):
+        step(watch, first := track(watch, "a"), ends_unit=False)
+        step(watch, track(watch, "b"))
+    assert first.hot
+    for number in range(100):
+        step(watch, track(watch, str(number)))
+    again, other = track(watch, "a"), track(watch, "b")
+    assert again is not first
+    step(watch, again, ends_unit=False)
+    step(watch, other)
+    assert (again.hot, other.hot) == (True, True)
+
+
+def test_what_was_taken_back_stays_cold_in_a_unit_that_is_hot() -> None:
+    watch, _ = watching(threshold=2)
+    first, second = track(watch, "a"), track(watch, "b")
+    for _ in range(2):
+        step(watch, first, ends_unit=False)
+        step(watch, second)
+    for _ in range(2):
+        step(watch, first)
+    first.state = State(phase=Phase.REVERTED, flips=1, may_retry=True)
+    watch.cool_down(first)
+    step(watch, first, ends_unit=False)
+    step(watch, second)
+    assert (first.hot, second.hot) == (False, True)
+
+
 def test_a_unit_goes_on_for_all_kinds_of_steps_in_it() -> None:
     watch, _ = watching(threshold=2)
     first, second = track(watch, "a"), track(watch, "b")

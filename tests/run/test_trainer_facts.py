@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 from torch.utils.data import DataLoader
 
@@ -48,3 +49,26 @@ def test_where_an_epoch_has_no_known_end_all_steps_have_as_many_batches() -> Non
     data = DataLoader(Batches([8] * 30), batch_size=None)
     fit(model, train=data, max_epochs=1, max_steps=6, accumulate_grad_batches=4)
     assert model.seen[0] == len(model.seen) == 24
+
+
+def test_only_the_timer_of_the_trainer_says_how_much_time_is_left() -> None:
+    class Arrival(pl.Callback):
+        def time_remaining(self, trainer: Any) -> float:
+            raise AssertionError("this is for the progress bar")
+
+    model = seeded(Looks)
+    fit(model, [Arrival()], max_epochs=2)
+    assert model.seen == list(range(24, 0, -1))
+
+
+def test_the_time_that_is_left_is_a_limit() -> None:
+    class Once(Net):
+        left: int | None = None
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.left = remaining_batches(self.trainer, 36.0)
+            self.trainer.should_stop = True
+
+    model = seeded(Once)
+    fit(model, max_epochs=-1, max_time={"hours": 1})
+    assert model.left in (99, 100)

@@ -1,0 +1,56 @@
+"""What tells a plan from others in the store and in checkpoints."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.plan.planner import plan_compile
+from lightning_hotcompile.run.plan_key import key_of
+from tests.models import Net, seeded
+
+
+def one(graph: Any, inputs: Any, level: int = 0) -> Any:
+    return graph.forward
+
+
+class Backend:
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        return graph.forward
+
+
+class Another(Backend):
+    pass
+
+
+def inductor(graph: Any, inputs: Any) -> Any:
+    return graph.forward
+
+
+BACKENDS = {
+    "a name": "inductor",
+    "a function of that name": inductor,
+    "a function": one,
+    "a partial": functools.partial(one, level=1),
+    "a partial with another setting": functools.partial(one, level=2),
+    "an object": Backend(),
+    "an object of another class": Another(),
+}
+
+
+def key(backend: Any) -> str:
+    return key_of(plan_compile(seeded(Net)), replace(HotCompileConfig(), backend=backend), "train")
+
+
+def test_backends_are_told_apart() -> None:
+    assert len(set(map(key, BACKENDS.values()))) == len(BACKENDS)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_same_backend_is_the_same(name: str) -> None:
+    assert key(BACKENDS[name]) == key(BACKENDS[name])
+    assert key(Backend()) == key(Backend())
