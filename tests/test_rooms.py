@@ -90,7 +90,10 @@ PRIVATE_TORCH = {
     # The backends behind Dynamo.
     "swap.inductor.compilers": None,
     # Who packs the tensors that are saved for a backward.
-    "swap.graphs.saved_tensors": {"_C", "_autograd", "_top_saved_tensors_default_hooks"},
+    "swap.graphs.saved_tensors": {
+        *("_C", "_autograd", "_top_saved_tensors_default_hooks"),
+        *("_checkpoint_internal", "_user_hooks"),  # how torch marks its own, which the user has not set
+    },
     # Whether a thread runs a backward pass, or compiles.
     "swap.own_thread": {"_C", "_current_graph_task_id", "torch._guards"},
     # Who looks into a call.
@@ -151,6 +154,8 @@ PRIVATE_TORCH = {
     "swap.tracing.cached_functions": {"torch._dynamo"},
     # How it writes back lists and dicts.
     "swap.tracing.growing": {"torch._dynamo", "torch._guards", "_get_modified_vars"},
+    # What a function in the making reads, and what it sets.
+    "swap.tracing.set_and_read": {"torch._dynamo", "_get_modified_vars"},
     # How it takes gradients in a step.
     "swap.tracing.own_gradients": {"torch._dynamo"},
     # Whether Lightning goes through its loaders one after the other.

@@ -130,6 +130,9 @@ class SwappedRegion:
                 return again(*args, **kwargs)
         if frame is None:
             return eager(*args, **kwargs) if self._is_left_out() else self.call(compiled, eager, args, kwargs)
+        if self._witness.set_and_read.why_not_repeated(self.region.name) is not None:
+            note_call(frame, self, None)
+            return eager(*args, **kwargs)
         graphs = graphs_run_in(frame)
         runs, before = self._watch.runs_of_all_kinds, len(graphs)
         result = eager(*args, **kwargs) if self._is_left_out() else self.call(compiled, eager, args, kwargs)

@@ -136,6 +136,11 @@ def checkpoint_of(hooks: Hooks) -> tuple[Any, bool] | None:
     return None
 
 
+def is_checkpointed(hooks: Hooks | None) -> bool:
+    """Whether a checkpoint has these hooks, in its forward or where it is repeated."""
+    return hooks is not None and checkpoint_of(hooks) is not None
+
+
 def _repeats_of(frame: Any) -> _AsItRan:
     if type(frame.recompute_fn) is not _AsItRan:
         frame.recompute_fn = _AsItRan(frame.recompute_fn)

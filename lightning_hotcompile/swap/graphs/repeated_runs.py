@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import CheckpointError
 
 from lightning_hotcompile.errors import ParityError, first_line
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute, is_seen_by_a_mode
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, strides_kept
+from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.parity.tripwire import Tripwire
 from lightning_hotcompile.swap.repeats import checkpoint_of, forget_saved, note_run, repeated_by_eager
 
@@ -113,6 +115,19 @@ class RunsUnderHooks:
             raise
 
     def _compiled(self, args: tuple[Any, ...]) -> Any:
+        """What eager changes past the last tensor that it saves is kept where torch leaves it there."""
+        parity = self._graph.parity
+        if parity is None or not parity.late:
+            return self._looked_at(args)
+        with unseen_by_modes():
+            given = [arg.clone() if i in parity.late else arg for i, arg in enumerate(args)]
+        outputs = self._looked_at(tuple(given))
+        with unseen_by_modes(), torch.no_grad():
+            for i in parity.late:
+                args[i].copy_(given[i])
+        return outputs
+
+    def _looked_at(self, args: tuple[Any, ...]) -> Any:
         """Looked at as in the forward, but where torch leaves it before its end."""
         code, tripwire = self._repeats()
         if tripwire is None or self._graph.unwatched is not None or self._watch.parity == "warn":

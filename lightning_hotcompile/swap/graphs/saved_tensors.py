@@ -36,7 +36,21 @@ def strides_kept(hooks: Hooks) -> saved_tensors_hooks:
         tensor = unpack(inner)
         return tensor if strides is None or tensor.stride() == strides else _laid_out(tensor, strides)
 
-    return saved_tensors_hooks(pack_with_strides, unpack_with_strides)
+    return saved_tensors_hooks(not_of_the_user(pack_with_strides, hooks), unpack_with_strides)
+
+
+def not_of_the_user(pack: Callable[[Tensor], Any], below: Hooks | None = None) -> Callable[[Tensor], Any]:
+    """Mark what packs as torch, from 2.14 on, marks that of its checkpoints: it is no hook of the user's.
+
+    Else a selective checkpoint warns of it, or has it pack what it keeps.
+
+    Args:
+        pack: is marked.
+        below: the hooks that it stands for, ``None`` for none.
+    """
+    marked: Any = pack
+    marked._checkpoint_internal, marked._user_hooks = True, below
+    return pack
 
 
 def _laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:

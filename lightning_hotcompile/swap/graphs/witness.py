@@ -18,6 +18,7 @@ from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_h
 from lightning_hotcompile.swap.graphs.defined_memory import define_memory
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.running import GraphAtWork
+from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.inductor.compilers import (
     backend_names,
@@ -28,8 +29,10 @@ from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
 from lightning_hotcompile.swap.process.time_limit import time_limit
+from lightning_hotcompile.swap.repeats import is_checkpointed
 from lightning_hotcompile.swap.tracing.collectives import why_not_captured
 from lightning_hotcompile.swap.tracing.moving_numbers import MovingNumbers
+from lightning_hotcompile.swap.tracing.set_and_read import SetAndRead
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +92,7 @@ class Witness:
         self._now = now
         self.graphs: list[Graph] = []
         self.numbers = MovingNumbers()
+        self.set_and_read = SetAndRead()
         self.collect: Callable[[str, GraphModule, Sequence[Any]], None] | None = None
         """Where graphs go in place of being compiled; they then run as they were captured."""
 
@@ -126,6 +130,7 @@ class Witness:
         example_inputs: Sequence[Any],
         compile_graph: CompiledFn,
     ) -> CompiledFn:
+        self.set_and_read.look(region)
         self._refuse_unusable(region, graph_module)
         define_memory(graph_module)
         if self.collect is not None:
@@ -167,6 +172,8 @@ class Witness:
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
         reason = self.numbers.why_not_again(region) or why_not_captured(graph_module)
+        if reason is None and is_checkpointed(hooks_in_use()):
+            reason = self.set_and_read.why_not_repeated(region)
         if reason is not None:
             self.graphs.append(Graph(region=region, n_ops=count_ops(graph_module), error=reason))
             raise RuntimeError(reason)

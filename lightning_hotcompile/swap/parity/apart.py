@@ -10,6 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_hotcompile.swap.dynamo import is_seen_by_a_mode
+from lightning_hotcompile.swap.graphs.saved_tensors import not_of_the_user
 from lightning_hotcompile.swap.parity.clones import random_state_kept
 
 
@@ -29,5 +30,6 @@ def unseen_by_modes() -> contextlib.AbstractContextManager[object]:
 @contextlib.contextmanager
 def apart_from_the_step() -> Iterator[None]:
     """Hooks (checkpoints, offloading) do not see either what is saved, and no random number is drawn."""
-    with random_state_kept(), unseen_by_modes(), saved_tensors_hooks(_as_it_is, _as_it_is):
+    hooks = saved_tensors_hooks(not_of_the_user(_as_it_is), _as_it_is)
+    with random_state_kept(), unseen_by_modes(), hooks:
         yield

@@ -105,12 +105,12 @@ def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     if _CONTEXT_FN in body.meta:
         settings["context_fn"] = body.meta[_CONTEXT_FN]
     settings["use_reentrant"] = False  # it was traced as one that is not
-    settings["early_stop"] = False  # to enter and to leave autocast are two operations of the body
+    as_left = put_back_after_errors()(body.forward)  # it may end between the two operations of a ``with``
     others = {name: value for name, value in kwargs.items() if name not in names}
 
     def run(*differentiable: Tensor) -> Any:
         given = dict(zip(places, differentiable, strict=True))
-        return body.forward(*(given.get(i, arg) for i, arg in enumerate(args)), **others)
+        return as_left(*(given.get(i, arg) for i, arg in enumerate(args)), **others)
 
     if left_out:
         with torch.no_grad():

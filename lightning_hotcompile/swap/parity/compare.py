@@ -149,6 +149,7 @@ class _Comparison:
             agrees=True,
             changed=first.changed,
             changed_held=first.changed_held,
+            late=first.late,
             stochastic=first.random,
             reach=first.reach,
             several=first.several,

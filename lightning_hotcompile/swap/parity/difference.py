@@ -43,6 +43,9 @@ class Run:
     moved: tuple[int, ...] = ()
     """Positions of the inputs that lie in other memory afterwards."""
 
+    late: tuple[int, ...] = ()
+    """Of those that it changed: which ones it changed after it had saved the last tensor."""
+
     sharing: tuple[int, ...] = ()
     reach: Reach = field(default_factory=dict)
     by_compiler: bool = False

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.graphs.saved_tensors import not_of_the_user
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors, without_autocast
 from lightning_hotcompile.swap.parity.clones import (
     Kept,
@@ -90,15 +91,19 @@ class Trial:
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
         places = [{_memory_of(t)} if isinstance(t, Tensor) else set[int]() for t in clones]
         kept = weakref.WeakSet[_Saved]()
+        counted = {i: t for i, t in enumerate(clones) if isinstance(t, Tensor) and not t.requires_grad}
+        at_last_save = {i: _version(t) for i, t in counted.items()}
 
         def pack(tensor: Tensor) -> _Saved:
             kept.add(found := _Saved(tensor))
+            at_last_save.update((i, _version(t)) for i, t in counted.items())
             return found
 
-        with put_back_after_errors(), saved_tensors_hooks(pack, _Saved.unpacked):
+        with put_back_after_errors(), saved_tensors_hooks(not_of_the_user(pack), _Saved.unpacked):
             outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
         # Not what was saved for a backward that no output leads to.
         saved = {_memory_of(each.tensor) for each in kept}
+        late = tuple(i for i, t in counted.items() if _has_changed(t, at_last_save[i]))
         after, reach = RandomState(), uneven_reach(outputs, to_inputs)
         seed_all(_COTANGENT_SEED)  # the same cotangents in each run
         with self._around_backward():
@@ -119,6 +124,7 @@ class Trial:
             ),
             moved=tuple(i for i, t in enumerate(clones) if places[i] and _memory_of(t) not in places[i]),
             by_compiler=any(made_by(output)[0] is not None for output in outputs),
+            late=late,
             sharing=_sharing(dict(zip(to_inputs, gradients, strict=False))),
             reach=reach,
             several=sum(t.requires_grad for t in outputs) > 1,

@@ -33,6 +33,10 @@ class Parity:
     changed_held: tuple[int, ...] = ()
     """Positions of the tensors that the graph holds by itself and changes."""
 
+    late: tuple[int, ...] = ()
+    """Of ``changed``, where eager is past the last tensor that it saves: a checkpoint that repeats the graph
+    does not come to that."""
+
     needed: tuple[int, ...] = ()
     """Positions of inputs that the compiled backward needs as they were, and eager's does not; and of such
     outputs, as of :func:`~lightning_hotcompile.swap.parity.difference.of_output`."""
