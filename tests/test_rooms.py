@@ -180,6 +180,8 @@ PRIVATE_TORCH = {
     "run.trainer_facts": {"_compiled_call_impl"},
     # Which modes are in use, in their order.
     "watch.lowest_mode": {"torch.utils._python_dispatch"},
+    # Which parameters there are, in the walk that finds the modules.
+    "watch.signature": {"_parameters"},
     # What records the stream of operations, and which tensors are the same.
     "watch.opgraph": None,
     "watch.tensor_identity": None,

@@ -69,13 +69,16 @@ def end_graph(what: str, context: str, why: str, *hints: str) -> NoReturn:
 
 def is_traced_for_others() -> bool:
     """Whether what Dynamo traces now, if anything, is for a backend that is not marked."""
+    translator = traced_now()
+    return translator is not None and not _is_marked(getattr(translator.output, "compiler_fn", None))
+
+
+def traced_now() -> Any:
+    """The frame that Dynamo traces in this thread, the outermost one; ``None`` if it traces nothing."""
     try:
-        translator = InstructionTranslator.current_tx()
-    except AttributeError:  # nothing is traced
-        return False
-    if translator is None:  # nor after a trace, before torch 2.13
-        return False
-    return not _is_marked(getattr(translator.output, "compiler_fn", None))
+        return InstructionTranslator.current_tx()  # None after a trace, before torch 2.13
+    except AttributeError:
+        return None
 
 
 def _is_marked(backend: Any) -> bool:

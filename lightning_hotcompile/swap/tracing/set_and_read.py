@@ -15,9 +15,10 @@ from typing import Any
 
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.source import AttrSource, DictGetItemSource, LocalSource
-from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import ConstDictVariable
 from torch._dynamo.variables.misc import NewGlobalVariable
+
+from lightning_hotcompile.swap.tracing.overrides import traced_now
 
 _WHY = "under an activation checkpoint, and it sets what it reads for its next call"
 
@@ -34,8 +35,8 @@ class SetAndRead:
 
     def look(self, region: str) -> None:
         """At the code whose graph is given to the backend now."""
-        translator = InstructionTranslator.current_tx()
-        if translator is None:  # nothing is traced: a backend that is called by itself
+        translator = traced_now()
+        if translator is None:  # a backend that is called by itself
             return
         output: Any = translator.output
         sources = [guard.originating_source for guard in output.guards]
