@@ -122,7 +122,7 @@ def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def _devices() -> tuple[str, ...]:
     if torch.cuda.is_available():
         return tuple(sorted({_cuda_device(index) for index in range(torch.cuda.device_count())}))
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)  # a build for CUDA names it
     return () if accelerator is None else (accelerator.type,)
 
 

@@ -247,6 +247,16 @@ class TestMachine:
     def test_a_system_without_a_list_of_processors(self, tmp_path: Any) -> None:
         assert hardware._cpu_model(tmp_path / "missing")
 
+    def test_a_build_for_an_accelerator_that_is_not_there_has_no_device(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def of_the_build(check_available: bool = False) -> torch.device | None:
+            return None if check_available else torch.device("cuda")
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", of_the_build)
+        assert Machine.here().devices == ()
+
     def test_equal_devices_are_named_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
