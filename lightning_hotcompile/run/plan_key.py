@@ -5,12 +5,17 @@ from __future__ import annotations
 import functools
 import hashlib
 
+import torch
+
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
 
 
 def key_of(plan: CompilePlan, config: HotCompileConfig, stage: str) -> str:
-    """Sixteen hexadecimal digits for a plan and the options that change what is compiled."""
+    """Sixteen hexadecimal digits for a plan and the options that change what is compiled.
+
+    What is measured under anomaly detection, which slows every operation, is of no use to a usual run.
+    """
     options = sorted((config.options or {}).items(), key=lambda item: item[0])
     parts = (
         plan.digest,
@@ -22,6 +27,7 @@ def key_of(plan: CompilePlan, config: HotCompileConfig, stage: str) -> str:
         options,
         config.dynamic,
         config.random,
+        torch.is_anomaly_enabled(),
     )
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
