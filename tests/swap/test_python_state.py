@@ -209,6 +209,12 @@ def only_looked_at(h: Holder, x: Tensor) -> Tensor:
     return x * (2 in wanted) + len(wanted)
 
 
+def in_sorted_order(h: Holder, x: Tensor) -> Tensor:
+    for name, i in zip(sorted({"z", "y", "x"} | set(h.plain)), sorted(set(h.ids) - {2}), strict=False):
+        x = x * i + h.plain.get(name, 2.0)
+    return x
+
+
 def shared_by_all(h: Holder, x: Tensor) -> Tensor:
     type(h).seen += 1
     return x * h.seen
@@ -400,6 +406,11 @@ class Frozen:
 
 class Text(str):
     """A subclass of what Dynamo takes for a constant."""
+
+
+def test_what_is_sorted_has_no_order_of_its_own() -> None:
+    holder, x = Holder(), torch.ones(2)
+    torch.testing.assert_close(in_one_graph(in_sorted_order, holder, x), in_sorted_order(holder, x))
 
 
 class KeyedByMethod:

@@ -25,6 +25,7 @@ import torch._dynamo.variables as variables
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
@@ -63,6 +64,11 @@ def left_to_python() -> list[Override]:
             broken("order of a set", "use of", variable)
         return prior(variable, tx)
 
+    def in_sorted_order(prior: Any, builtin: Any, tx: Any, items: Any, **kwargs: Any) -> Any:
+        if _is_set(items) and items.source is None and not kwargs and _are_of_one_order(items):
+            items = variables.ListVariable([key.vt for key in items.items])
+        return prior(builtin, tx, items, **kwargs)
+
     def set_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         changes = name in _CHANGE_SETS and (variable.source is not None or name == "pop")
         if changes and _is_set(variable) and not _is_as_before(variable, name, *args):
@@ -88,6 +94,7 @@ def left_to_python() -> list[Override]:
         Override(VariableBuilder, "_wrap", wrapped),
         Override(SideEffects, "store_attr", stored),
         Override(InstructionTranslatorBase, "_format_value", formatted),
+        Override(BuiltinVariable, "call_sorted", in_sorted_order),
         *(Override(kind, "call_method", set_method) for kind in _sets()),
         *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),
     ]
@@ -132,6 +139,12 @@ def _has_own_order(variable: Any, tx: Any) -> bool:
         return True  # it goes by their addresses
     values = [item.as_python_constant() for item in items]
     return list(dict.fromkeys(values)) != list(set(values))
+
+
+def _are_of_one_order(variable: Any) -> bool:
+    """Whether all its items are numbers or all are text, so that they are sorted in one way only."""
+    items = [key.vt for key in variable.items]
+    return {item.python_type() if item.is_python_constant() else None for item in items} in ({int}, {str})
 
 
 def _is_of_no_order(tx: Any) -> bool:
