@@ -162,7 +162,8 @@ def test_who_ends_the_benchmark_ends_what_it_measures(module: str, tmp_path: Pat
         assert process.wait(timeout=60) == 0
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 def test_without_forks_a_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
