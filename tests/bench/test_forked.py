@@ -16,7 +16,7 @@ import pytest
 from lightning_hotcompile.bench import forked, own_pages
 from lightning_hotcompile.bench.forked import run_forked
 from lightning_hotcompile.bench.runs import RunTimedOut
-from tests.bench.test_runs import assert_ends, assert_signal_ends
+from tests.bench.test_runs import assert_ends, send_once_written
 
 SOURCE = """
 import os, subprocess, sys, tempfile
@@ -133,11 +133,9 @@ def test_after_the_limit_nothing_that_it_has_started_goes_on(module: str, tmp_pa
     assert_ends(int(file.read_text("utf-8")))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_ends_the_benchmark_ends_what_it_measures(
-    number: signal.Signals, module: str, tmp_path: Path
-) -> None:
-    file, script = tmp_path / "pid", tmp_path / "script.py"
+def test_who_ends_the_benchmark_ends_what_it_measures(module: str, tmp_path: Path) -> None:
+    numbers, script = (signal.SIGTERM, signal.SIGINT), tmp_path / "script.py"
+    files = [tmp_path / number.name for number in numbers]
     folder = next(p for p in sys.path if Path(p, f"{module}.py").exists())
     script.write_text(
         "import os, signal, sys\n"
@@ -146,11 +144,26 @@ def test_who_ends_the_benchmark_ends_what_it_measures(
         "from lightning_hotcompile.bench.recipe_errors import refusals_in_one_line\n"
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "    with refusals_in_one_line():\n"
-        f"        run_forked({module!r}, ['waits', {str(file)!r}], os.environ, 500)\n",
+        f"    for file in {[str(file) for file in files]!r}:\n"
+        "        try:\n"
+        "            with refusals_in_one_line():\n"
+        f"                run_forked({module!r}, ['waits', file], os.environ, 500)\n"
+        "        except SystemExit as end:\n"
+        "            print(end.code, flush=True)\n",
         encoding="utf-8",
     )
-    assert_signal_ends([sys.executable, str(script)], number, file)
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        for number, file in zip(numbers, files, strict=True):
+            send_once_written(process, number, file)
+            assert process.stdout.readline() == f"{128 + number}\n"
+            assert_ends(int(file.read_text("utf-8")))
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_without_forks_a_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,13 +37,18 @@ def assert_ends(pid: int) -> None:
     pytest.fail(f"process {pid} goes on in state {state(pid)}")
 
 
+def send_once_written(process: subprocess.Popen[Any], number: signal.Signals, file: Path) -> None:
+    """Send a signal to a process once it has written to the file, or has ended."""
+    while process.poll() is None and not (file.exists() and file.read_text("utf-8").strip()):
+        threading.Event().wait(0.05)
+    process.send_signal(number)
+
+
 def assert_signal_ends(command: list[str], number: signal.Signals, file: Path) -> None:
     """A signal ends a command, and the process whose number the command has written to the file."""
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        while process.poll() is None and not (file.exists() and file.read_text("utf-8").strip()):
-            threading.Event().wait(0.05)
-        process.send_signal(number)
+        send_once_written(process, number, file)
         assert process.wait(timeout=60) == 128 + number
     finally:
         process.kill()

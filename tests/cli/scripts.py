@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.cli.command import in_a_process
+from tests.forks import in_a_fork
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,13 +22,13 @@ from tests.models import Net, fit, loader, make_trainer, seeded, weights
 """
 
 
-def script(folder: Path, body: str) -> Path:
-    """A file ``train.py`` that imports what trainings of tests need."""
+def script(folder: Path, body: str, head: str = HEAD) -> Path:
+    """A file ``train.py`` that imports what trainings of tests need, or what ``head`` says."""
     file = folder / "train.py"
-    file.write_text(HEAD + body, encoding="utf-8")
+    file.write_text(head + body, encoding="utf-8")
     return file
 
 
 def run(folder: Path, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """``hotcompile`` with these arguments, in that folder."""
-    return in_a_process(*map(str, arguments), cwd=folder, **options)
+    """``hotcompile`` with these arguments, in that folder; what it starts is a process as any other."""
+    return in_a_fork(folder, "lightning_hotcompile", *arguments, **options)

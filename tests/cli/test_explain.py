@@ -84,7 +84,7 @@ def test_a_script_without_a_trainer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_script_that_fails_keeps_its_exit_code(tmp_path: Path) -> None:
-    script(tmp_path, "raise SystemExit(7)")
+    script(tmp_path, "raise SystemExit(7)", head="")
     done = run(tmp_path, "explain", "train.py")
     assert (done.returncode, done.stdout) == (7, "")
     assert done.stderr == "hotcompile: error: the script failed with exit code 7 before its first batch\n"

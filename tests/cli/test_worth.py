@@ -80,14 +80,14 @@ def test_a_model_that_cannot_be_compiled_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_a_script_that_fails_keeps_its_exit_code(tmp_path: Path) -> None:
-    script(tmp_path, "raise SystemExit(7)")
+    script(tmp_path, "raise SystemExit(7)", head="")
     done = run(tmp_path, "worth", "train.py")
     assert done.returncode == 7
     assert done.stderr == "hotcompile: error: the script failed with exit code 7\n"
 
 
 def test_a_script_without_a_trainer_is_refused(tmp_path: Path) -> None:
-    script(tmp_path, "")
+    script(tmp_path, "", head="")
     done = run(tmp_path, "worth", "train.py")
     assert done.returncode == 2
     assert "there is nothing to measure: the command did not train with a Trainer" in done.stderr

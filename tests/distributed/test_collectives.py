@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.distributed import train_with_collectives as script
-from tests.distributed.test_two_ranks import run_script
 from tests.distributed.train_two_ranks import BATCHES
 
 pytestmark = [
@@ -21,17 +20,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """All cases, in two processes."""
-    folder = tmp_path_factory.mktemp("collectives")
-    return folder, run_script(script.__file__, str(folder), *script.CASES)
-
-
 @pytest.fixture(params=script.CASES)
-def ranks(request: pytest.FixtureRequest, ran: tuple[Path, str]) -> list[dict[str, Any]]:
+def ranks(request: pytest.FixtureRequest, in_turn: tuple[Path, str]) -> list[dict[str, Any]]:
     """What both ranks saw in one case."""
-    folder, output = ran
+    folder, output = in_turn
     files = [folder / f"{request.param}-{rank}.pt" for rank in (0, 1)]
     if not all(file.exists() for file in files):
         pytest.fail(f"a rank did not end {request.param!r}:\n{output[-4000:]}")

@@ -10,8 +10,6 @@ import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 
-from tests.distributed import train_sharded
-from tests.distributed.test_two_ranks import run_script
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded
 
@@ -42,10 +40,12 @@ def test_lightning_itself_refuses_fsdp_on_a_cpu() -> None:
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="this build of torch has no gloo",
 )
-def test_blocks_sharded_by_fsdp2_are_compiled_inside_of_their_hooks(tmp_path: Path) -> None:
-    output = run_script(train_sharded.__file__, str(tmp_path / "found.json"))
-    assert (tmp_path / "found.json").exists(), output
-    for found in json.loads((tmp_path / "found.json").read_text(encoding="utf-8")):
+def test_blocks_sharded_by_fsdp2_are_compiled_inside_of_their_hooks(
+    in_turn: tuple[Path, str],
+) -> None:
+    folder, output = in_turn
+    assert (folder / "sharded.json").exists(), output
+    for found in json.loads((folder / "sharded.json").read_text(encoding="utf-8")):
         report = found["report"]
         assert report["phase"] == "steady", report["reason"]
         assert report["scope"] == "regions"

@@ -30,12 +30,15 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 TIME_LIMIT_S = 540
-"""Far above what it takes: about half a minute on a core of its own."""
+"""Far above what it takes: about a minute and a half on a core of its own."""
 
 KEPT = ("step", "regions", "large", "optimizer", "late", *script.DDP)
 ENDED = ("cannot compile", "cannot warm up", "other plan", "too late", "too late at the start")
 STANDS_ASIDE = ("nothing to compile", "other threshold", "switched off", "own error")
 CASES = (*KEPT, "hot later", "fails later", *ENDED, *STANDS_ASIDE)
+AHEAD = ("step ahead", "regions ahead")
+LAST = "refuses"
+"""Ends the processes."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,6 @@ class Rank:
     def phases(self) -> list[tuple[int, str]]:
         """Each change of phase with its batch."""
         return [(e["step"], e["phase"]) for e in self.report["events"] if e["kind"] == "phase_changed"]
-
-
-def run(folder: Path, cases: tuple[str, ...], **variables: str) -> str:
-    """Train the cases on two processes; what they printed."""
-    return run_script(script.__file__, str(folder), *cases, **variables)
 
 
 def run_script(file: str, *arguments: str, **more: str) -> str:
@@ -81,7 +79,8 @@ def run_script(file: str, *arguments: str, **more: str) -> str:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """All cases, in two processes: starting them takes longer than training."""
     folder = tmp_path_factory.mktemp("ranks")
-    return folder, run(folder, CASES)
+    empty = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    return folder, run_script(script.__file__, str(folder), *CASES, *AHEAD, LAST, **empty)
 
 
 def ranks_of(ran: tuple[Path, str], case: str) -> list[Rank]:
@@ -228,17 +227,18 @@ def test_one_that_stands_aside_keeps_nobody_waiting(ran: tuple[Path, str], case:
     assert "rank 1" in ranks[0].report["reason"]
 
 
-def test_a_refusal_on_one_rank_is_told_to_the_others_before_it_ends_the_run(tmp_path: Path) -> None:
-    output = run(tmp_path, ("refuses",))
+def test_a_refusal_on_one_rank_is_told_to_the_others_before_it_ends_the_run(
+    ran: tuple[Path, str],
+) -> None:
+    _, output = ran
     assert "HotCompile: declined: rank 1: TargetError: targets='nothing.*'" in output
     assert "ended after" not in output
 
 
-@pytest.mark.parametrize("case", ["step ahead", "regions ahead"])
-def test_one_child_process_compiles_for_both_ranks(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize("case", AHEAD)
+def test_one_child_process_compiles_for_both_ranks(ran: tuple[Path, str], case: str) -> None:
     """Rank 0 has it; rank 1 waits with its flip, and finds the same code in the cache."""
-    output = run(tmp_path, (case,), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
-    first, second = ranks_of((tmp_path, output), case)
+    first, second = ranks_of(ran, case)
     assert first.phases == second.phases
     assert [phase for _, phase in first.phases] == ["prewarming", "flipping", "settling", "steady"]
     child, none = ([n for n in rank.report["notes"] if n.startswith("prewarm")] for rank in (first, second))

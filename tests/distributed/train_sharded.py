@@ -1,13 +1,9 @@
-"""Trains with FSDP2 on two processes (gloo, CPU), without and with the callback; run by ``test_sharding.py``.
-
-python tests/distributed/train_sharded.py FILE
-"""
+"""Trains with FSDP2 on two processes (gloo, CPU), with and without the callback; for ``train_in_turn.py``."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +54,7 @@ def train(callbacks: list[Any]) -> dict[str, Tensor]:
 
 
 def main(file: Path) -> None:
-    """Lightning starts this script once more as rank 1."""
+    """Trainings without and with the callback; rank 0 writes what it found into the file."""
     torch.set_num_threads(1)
     plain, found = train([]), []
     for options in ({}, {"compile_optimizer": True}):
@@ -68,7 +64,3 @@ def main(file: Path) -> None:
         found.append({"report": callback.report.to_dict(), "gap": gap})
     if os.environ.get("LOCAL_RANK", "0") == "0":
         file.write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

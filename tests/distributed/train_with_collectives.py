@@ -1,6 +1,4 @@
-"""Trains steps with collectives of their own on two processes (gloo, CPU); run by ``test_collectives.py``.
-
-    python tests/distributed/train_with_collectives.py FOLDER CASE [CASE ...]
+"""Trains steps with collectives of their own on two processes (gloo, CPU); run by ``train_in_turn.py``.
 
 Each case is trained without the callback, then with it. What was logged in each step, the weights and the
 report go to ``CASE-RANK.pt``.
@@ -9,7 +7,6 @@ report go to ``CASE-RANK.pt``.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -113,7 +110,7 @@ def fit(case: str, rank: int, callbacks: list[Any]) -> dict[str, Any]:
 
 
 def main(folder: Path, cases: list[str]) -> None:
-    """One case after the other; Lightning starts this script once more as rank 1."""
+    """One case after the other, in each of the two processes."""
     torch.set_num_threads(1)
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     for case in cases:
@@ -122,7 +119,3 @@ def main(folder: Path, cases: list[str]) -> None:
         plain, found = fit(case, rank, []), fit(case, rank, [callback])
         seen = {"plain": plain, "found": found, "report": callback.report.to_dict()}
         torch.save(seen, folder / f"{case}-{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.hot import hot
-from tests.matrix.compare import Cell, Expect, assert_same_run, check, in_scopes, outcome, seed
+from tests.matrix.compare import Cell, assert_same_run, check, in_scopes, outcome, seed
 from tests.matrix.nets import AdamNet, SgdNet
 from tests.matrix.test_manual import Gan
-from tests.matrix.test_torch_modules import attend, inner, recurrent
+from tests.matrix.test_torch_modules import attend, inner, sequence
 from tests.models import loader, make_trainer, seeded
 
 pytestmark = pytest.mark.slow
@@ -43,23 +43,24 @@ class Drops(SgdNet):
         super().__init__(dropout=0.3)
 
 
-REGIONS = Expect(scope="regions")
-ALONE = None
+def sequences() -> nn.Module:
+    return nn.ModuleList([nn.LSTM(8, 8, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)])
+
+
+def both(modules: Any, x: Tensor) -> Tensor:
+    recurrent, attention = modules
+    return attend(attention, recurrent(sequence(x))[0][:, -1])
+
 
 CELLS = [
     Cell(name="CNN with BatchNorm", model=Convolutions),
     Cell(
-        name="accumulation and clipping",
-        model=SgdNet,
+        name="dropout, accumulation and clipping",
+        model=Drops,
         regions=None,
         trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.05, "max_epochs": 6},
     ),
-    Cell(name="LSTM", model=recurrent("LSTM"), regions=ALONE),
-    Cell(
-        name="attention",
-        model=inner(lambda: nn.MultiheadAttention(8, 2, batch_first=True), attend),
-        regions=ALONE,
-    ),
+    Cell(name="LSTM and attention", model=inner(sequences, both), regions=None),
     Cell(name="GAN", model=Gan, auto=None),
     Cell(
         name="bf16-mixed",
@@ -68,7 +69,7 @@ CELLS = [
         trainer={"precision": "bf16-mixed"},
         tolerance=1e-2,
     ),
-    Cell(name="dropout", model=Drops),
+    Cell(name="dropout", model=Drops, auto=None),
 ]
 
 

@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 
 from lightning_hotcompile.bench.arms import USUAL
 from lightning_hotcompile.bench.regret_suite import RegretSuite
+from tests.forks import in_a_fork
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
@@ -24,12 +25,17 @@ TINY = (
     "suite.lengths=[20]",
     "suite.probe_steps=20",
     "suite.arms=[eager,hotcompile]",
+    "suite.turns=1",
+    "+suite.options.backend=aot_eager",
 )
+RECIPE = ROOT / "recipes" / "benchmark.py"
 
 
-def benchmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def benchmark(folder: Path, *arguments: str, as_a_user: bool = False) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "200"}
-    command = [sys.executable, str(ROOT / "recipes" / "benchmark.py"), *arguments]
+    if not as_a_user:
+        return in_a_fork(folder, RECIPE, *arguments, env=environment)
+    command = [sys.executable, str(RECIPE), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -44,7 +50,7 @@ def test_the_suite_is_built_from_its_config() -> None:
 
 
 def test_a_tiny_measurement_writes_everything_and_is_not_repeated(tmp_path: Path) -> None:
-    done = benchmark(tmp_path, *TINY, "output_dir=out")
+    done = benchmark(tmp_path, *TINY, "output_dir=out", as_a_user=True)
     assert done.returncode == 0, done.stderr[-3000:]
     folder = tmp_path / "out"
     names = {path.name for path in folder.iterdir()}
@@ -90,10 +96,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def told(folder: Path, *arguments: str) -> list[list[str]]:
     """Suite, threads, folder and files of each job of a command that measures nothing."""
-    program = f"import sys; sys.argv = {[str(ROOT / 'recipes' / 'benchmark.py'), *arguments]!r}\n{RUN_WITH}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
-    )
+    program = folder / "told.py"
+    program.write_text(f"import sys; sys.argv = {[str(RECIPE), *arguments]!r}\n{RUN_WITH}", "utf-8")
+    done = in_a_fork(folder, program)
     assert done.returncode == 0, done.stderr[-3000:]
     return [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("told ")]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import PlanError
+from tests.forks import in_a_fork
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -148,8 +148,7 @@ def test_te_gpt_without_te_says_what_to_install() -> None:
 
 
 def run_recipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "recipes" / "train.py"), *arguments, f"hydra.run.dir={folder}"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return in_a_fork(folder, ROOT / "recipes" / "train.py", *arguments, f"hydra.run.dir={folder}")
 
 
 @pytest.mark.skipif(HAS_TE, reason="TransformerEngine is installed")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +12,7 @@ from hydra.utils import instantiate
 
 from lightning_hotcompile.bench.all_suites import AllSuites
 from lightning_hotcompile.bench.suite import Suite
+from tests.recipes.test_benchmark import benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("hotpath", "mlp", "patterns", "attention", "transformer", "rope", "surgical", "detector")
@@ -62,12 +60,6 @@ def test_full_sizes_are_those_of_the_sources() -> None:
     surgical = [row.sizes for row in built("surgical", "size=full").chosen_rows()]
     wanted = {"batch_size": 8, "seq_len": 2048, "hidden": 2048, "heads": 16, "layers": 4, "ffn": 4096}
     assert all(row.items() >= wanted.items() for row in surgical)
-
-
-def benchmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200"}
-    command = [sys.executable, str(ROOT / "recipes" / "benchmark.py"), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 TINY = (

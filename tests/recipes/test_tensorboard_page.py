@@ -6,8 +6,6 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from PIL import Image
 
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
 from lightning_hotcompile.view.timeline import PHASE_COLOURS
+from tests.forks import in_a_fork
 from tests.hot import ALWAYS_LOGGED
 from tests.recipes.tensorboard_server import Server, tensorboard
 
@@ -51,24 +50,14 @@ def train(folder: Path, *arguments: str) -> None:
     """``recipes/train.py experiment=smoke``, made smaller."""
     steps = (f"trainer.max_steps={STEPS}", "trainer.log_every_n_steps=5", f"hydra.run.dir={folder}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOTCOMPILE_STORE": str(folder / "store")}
-    done = subprocess.run(
-        [sys.executable, str(RECIPE), "experiment=smoke", *steps, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_a_fork(folder, RECIPE, "experiment=smoke", *steps, *arguments, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
 
 
-@pytest.fixture(
-    scope="module",
-    params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)],
-)
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("page")
-    train(folder, f"compile.backend={request.param}", *SMALL)
+    train(folder, "compile.backend=aot_eager", *SMALL)
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     with tensorboard(folder / "tensorboard") as server:
         server.wait_for("images", "hotcompile/timeline")  # the last thing that is written

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import in_a_fork
+
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "train.py"
 FAST = ("trainer.accelerator=cpu", "trainer.limit_val_batches=2", "trainer.log_every_n_steps=5")
 TINY_GPT = (
@@ -25,17 +27,16 @@ DIGITS = ("data=digits", *FAST)
 FLIP = ("compile.threshold=3", "compile.cost_gate=false", "compile.min_speedup=0")
 
 
-def train(folder: Path, *arguments: str) -> str:
+def train(folder: Path, *arguments: str, as_a_user: bool = False) -> str:
     """Run the recipe in ``folder`` and return all that it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, str(RECIPE), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    if as_a_user:
+        command = [sys.executable, str(RECIPE), *arguments]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+    else:
+        done = in_a_fork(folder, RECIPE, *arguments, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout + done.stderr
 
@@ -59,7 +60,7 @@ def logged(run: Path) -> dict[str, list[float]]:
 
 
 def test_char_gpt_ends_with_a_receipt(tmp_path: Path) -> None:
-    printed = train(tmp_path, "trainer.max_steps=30", *TINY_GPT)
+    printed = train(tmp_path, "trainer.max_steps=30", *TINY_GPT, as_a_user=True)
     run = only_run(tmp_path)
     assert printed.count("sha256") == 1
     assert printed.count("receipt:") == 1
@@ -109,7 +110,6 @@ def test_multirun_has_one_folder_a_job(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["auto", "regions", "step", "pattern"])
 def test_char_gpt_flips_to_compiled(scope: str, tmp_path: Path) -> None:
     steps = "trainer.max_steps=60"
@@ -119,12 +119,15 @@ def test_char_gpt_flips_to_compiled(scope: str, tmp_path: Path) -> None:
     assert logged(run)["train/loss"][-1] < 5.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["digits_mlp", "digits_cnn"])
-def test_digits_flip_to_compiled(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "backend"),
+    [("digits_mlp", "aot_eager"), pytest.param("digits_cnn", "inductor", marks=pytest.mark.slow)],
+)
+def test_digits_flip_to_compiled(model: str, backend: str, tmp_path: Path) -> None:
     train(
         tmp_path,
         f"model={model}",
+        f"compile.backend={backend}",
         "logger=csv",
         "trainer.max_steps=66",
         "compile.prewarm=false",
@@ -149,7 +152,7 @@ def test_the_default_scope_flips_with_inductor(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_share_one_folder(tmp_path: Path) -> None:
     overrides = [item for item in TINY_GPT if not item.startswith("trainer.accelerator")]
-    printed = train(tmp_path, "trainer=ddp_cpu", "trainer.max_steps=20", *overrides)
+    printed = train(tmp_path, "trainer=ddp_cpu", "trainer.max_steps=20", *overrides, as_a_user=True)
     run = only_run(tmp_path)
     assert printed.count("sha256") == 1
     assert printed.count("receipt:") == 1

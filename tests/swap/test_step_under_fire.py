@@ -58,11 +58,13 @@ SOME = [
 
 
 @pytest.mark.parametrize("case", SOME)
-@pytest.mark.parametrize(
-    "options", [{"backend": "eager"}, {"compile_optimizer": True}], ids=["eager", "optimizer"]
-)
-def test_other_backends_and_the_optimizer(case: type[Fire], options: dict[str, Any]) -> None:
-    under_fire(case, **options)
+def test_another_backend(case: type[Fire]) -> None:
+    under_fire(case, backend="eager")
+
+
+@pytest.mark.parametrize("case", [step_logging_cases.EveryKeyword, step_surroundings_cases.Draws])
+def test_the_optimizer_too(case: type[Fire]) -> None:
+    under_fire(case, compile_optimizer=True)
 
 
 class TestIslands:
