@@ -26,6 +26,9 @@ ALWAYS_LOGGED = (
 )
 """Scalars of a run that was measured on the CPU, whatever its length."""
 
+STEP: dict[str, Any] = {"scope": "step", "compile_optimizer": False}
+"""Where the optimizer is not the point: compiling it takes longer than all the rest."""
+
 
 def hot(**options: Any) -> HotCompile:
     """A callback that flips after three steps and keeps what it compiled, however fast."""

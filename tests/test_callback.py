@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from lightning_hotcompile.receipt.metrics import LoggerMetrics
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.tracks import SOON
-from tests.hot import assert_proven, assert_same, hot
-from tests.models import Net, fit, loader, make_trainer, seeded
+from tests.hot import STEP, assert_proven, assert_same, hot
+from tests.models import Net, Small, fit, loader, make_trainer, seeded
 
 SCOPES: dict[str, dict[str, Any]] = {
     "auto": {},
     "step": {"scope": "step"},
-    "step without optimizer": {"scope": "step", "compile_optimizer": False},
+    "step without optimizer": STEP,
     "regions": {"scope": "regions"},
     "regions and optimizer": {"scope": "regions", "compile_optimizer": True},
     "module": {"scope": "module"},
@@ -34,6 +34,9 @@ SCOPES: dict[str, dict[str, Any]] = {
 
 
 class UsesFunction(Net):
+    def __init__(self) -> None:
+        super().__init__(n_block=2)
+
     def loss(self, batch: Any) -> Tensor:
         from tests.functions import scaled
 
@@ -59,14 +62,14 @@ class TestMainJob:
 
     def test_one_step_compiles_all(self) -> None:
         callback = hot(scope="regions")
-        fit(seeded(Net), [callback])
+        fit(seeded(Small), [callback])
         compiled = [e for e in callback.report.events if e["kind"] == "compiled"]
         flipped = next(e for e in callback.report.events if e["kind"] == "compiling")
         assert [e["step"] for e in compiled] == [flipped["step"] + 1], "told when that step has ended"
 
     def test_nothing_is_left_behind(self) -> None:
-        model = seeded(Net)
-        plain = seeded(Net)
+        model = seeded(Small)
+        plain = seeded(Small)
         fit(plain)
         fit(model, [callback := hot()])
         assert callback.report.phase == "steady"
@@ -81,7 +84,7 @@ class TestMainJob:
                 before.append(vars(trainer.optimizers[0])["step"])
 
         callback = hot()
-        trainer = fit(seeded(Net), [Looks(), callback])
+        trainer = fit(seeded(Small), [Looks(), callback])
         optimizer = trainer.optimizers[0]
         assert isinstance(optimizer.param_groups[0]["lr"], float)
         assert vars(optimizer)["step"] is before[0]
@@ -90,7 +93,7 @@ class TestMainJob:
     def test_validation_runs_eagerly(self) -> None:
         seen: list[bool] = []
 
-        class Watches(Net):
+        class Watches(Small):
             def validation_step(self, batch: Any, batch_idx: int) -> None:
                 before = (
                     callback._runs["train"].session.flip.installation.witness.watch.total_runs
@@ -113,7 +116,7 @@ class TestMainJob:
     @pytest.mark.parametrize("scope", ["auto", "step", "regions"])
     def test_hooks_on_blocks_see_every_call_once(self, scope: str) -> None:
         calls: list[int] = []
-        model = seeded(Net)
+        model = seeded(Net, n_block=2)
         model.blocks[1].register_forward_hook(lambda *a: calls.append(1) and None)
         callback = hot(scope=scope)
         trainer = fit(model, [callback])
@@ -129,7 +132,7 @@ class TestMainJob:
                 self.calls += 1
                 return super().forward(x)
 
-        class Counting(Net):
+        class Counting(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.blocks = nn.ModuleList(
@@ -146,7 +149,7 @@ class TestMainJob:
 
 
 class TestLogging:
-    class Talks(Net):
+    class Talks(Small):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = self.loss(batch)
             self.log("a", loss, prog_bar=True, on_step=True, on_epoch=True)
@@ -159,7 +162,7 @@ class TestLogging:
             return {"loss": loss, "extra": self.current_epoch}
 
     def test_all_logged_values_are_those_of_eager_and_no_step_recompiles(self) -> None:
-        plain, model, callback = seeded(self.Talks), seeded(self.Talks), hot(scope="step")
+        plain, model, callback = seeded(self.Talks), seeded(self.Talks), hot(**STEP)
         without, trainer = fit(plain), fit(model, [callback])
         assert set(without.callback_metrics) == set(trainer.callback_metrics)
         for key, value in without.callback_metrics.items():
@@ -169,14 +172,14 @@ class TestLogging:
         assert_same(plain, model)
 
     def test_counters_that_change_each_step_do_not_recompile(self) -> None:
-        class Counts(Net):
+        class Counts(Small):
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 weight = 1 + 0.001 * self.global_step + 0.01 * self.current_epoch + 0.1 * batch_idx
                 loss = self.loss(batch) * weight
                 self.log("loss", loss)
                 return loss
 
-        plain, model, callback = seeded(Counts), seeded(Counts), hot(scope="step")
+        plain, model, callback = seeded(Counts), seeded(Counts), hot(**STEP)
         fit(plain)
         fit(model, [callback])
         assert_proven(callback.report)
@@ -186,7 +189,7 @@ class TestLogging:
     def test_metrics_stay_eager(self) -> None:
         torchmetrics = pytest.importorskip("torchmetrics")
 
-        class Measures(Net):
+        class Measures(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
@@ -198,7 +201,7 @@ class TestLogging:
                 self.log("accuracy", self.accuracy, on_epoch=True)
                 return loss
 
-        plain, model, callback = seeded(Measures), seeded(Measures), hot(scope="step")
+        plain, model, callback = seeded(Measures), seeded(Measures), hot(**STEP)
         without, trainer = fit(plain), fit(model, [callback])
         assert callback.report.phase == "steady"
         torch.testing.assert_close(
@@ -207,7 +210,7 @@ class TestLogging:
         assert_same(plain, model)
 
     def test_an_exception_in_the_step_is_the_users_and_what_was_logged_before_it_is_logged(self) -> None:
-        class Fails(Net):
+        class Fails(Small):
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 loss = self.loss(batch)
                 self.log("seen", loss)
@@ -215,7 +218,7 @@ class TestLogging:
                     raise ValueError("mine")
                 return loss
 
-        model, callback = seeded(Fails), hot(scope="step")
+        model, callback = seeded(Fails), hot(**STEP)
         with pytest.raises(ValueError, match="mine"):
             fit(model, [callback])
         assert "training_step" not in vars(model)
@@ -226,7 +229,7 @@ class TestLogging:
 class TestGate:
     def test_a_short_run_is_declined_with_the_reason(self) -> None:
         callback = hot(cost_gate=True)
-        fit(seeded(Net), [callback], max_steps=50, max_epochs=-1)
+        fit(seeded(Small), [callback], max_steps=50, max_epochs=-1)
         report = callback.report
         assert report.phase == "declined"
         assert "steps of" in report.decision
@@ -236,7 +239,7 @@ class TestGate:
 
     def test_a_run_too_short_for_anything_is_declined_before_it_is_hot(self) -> None:
         callback = hot(cost_gate=True, threshold=10)
-        fit(seeded(Net), [callback], max_epochs=1)
+        fit(seeded(Small), [callback], max_epochs=1)
         changed = [e for e in callback.report.events if e.get("phase") == "declined"]
         assert [e["step"] for e in changed] == [SOON]
         assert "loading compiled code alone takes about" in callback.report.reason
@@ -250,24 +253,24 @@ class TestGate:
 
         callback = hot(cost_gate=True, threshold=20)
         batches = torch.utils.data.DataLoader(Batches(), batch_size=None)
-        fit(seeded(Net), [callback], train=batches, max_epochs=1)
+        fit(seeded(Small), [callback], train=batches, max_epochs=1)
         assert (callback.report.steps, callback.report.phase) == (12, "observing")
 
     @pytest.mark.parametrize("cost_gate", [True, False])
     def test_threshold_zero_compiles_before_the_first_step(self, cost_gate: bool) -> None:
         callback = hot(threshold=0, cost_gate=cost_gate)
-        fit(seeded(Net), [callback])
+        fit(seeded(Small), [callback])
         assert callback.report.phases[0].name == "flipping"
         assert callback.report.phase == "steady"
 
     def test_what_is_hot_before_a_step_was_measured_waits_for_one(self) -> None:
         callback = hot(threshold=1, cost_gate=True)
-        fit(seeded(Net), [callback], max_epochs=1)
+        fit(seeded(Small), [callback], max_epochs=1)
         assert callback.report.phase == "declined"
         assert callback.report.reason.startswith("not worth it")
 
     def test_what_is_not_faster_is_taken_back(self) -> None:
-        model, callback = seeded(Net), hot(min_speedup=99.0)
+        model, callback = seeded(Small), hot(min_speedup=99.0)
         fit(model, [callback])
         assert callback.report.phase == "reverted"
         assert "min_speedup=99" in callback.report.reason
@@ -280,7 +283,7 @@ class TestFaults:
         def broken(graph: Any, inputs: Any, **_: Any) -> Any:
             raise RuntimeError("no code today")
 
-        plain, model = seeded(Net), seeded(Net)
+        plain, model = seeded(Small), seeded(Small)
         callback = hot(scope=scope, backend=broken, on_error="eager")
         fit(plain)
         fit(model, [callback])
@@ -295,7 +298,11 @@ class TestFaults:
                 raise RuntimeError("no optimizers")
             return graph.forward
 
-        plain, model, callback = seeded(Net), seeded(Net), hot(scope="step", backend=picky, on_error="eager")
+        plain, model, callback = (
+            seeded(Small),
+            seeded(Small),
+            hot(scope="step", backend=picky, on_error="eager"),
+        )
         fit(plain)
         fit(model, [callback])
         proven = {r.kind: r.proven for r in callback.report.regions}
@@ -305,7 +312,7 @@ class TestFaults:
         assert_same(plain, model)
 
     def test_fullgraph_that_does_not_hold_ends_in_eager(self) -> None:
-        class Breaks(Net):
+        class Breaks(Small):
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 loss = self.loss(batch)
                 torch._dynamo.graph_break()
@@ -323,10 +330,10 @@ class TestFaults:
             raise RuntimeError("no code today")
 
         with pytest.raises(Exception, match="no code today"):
-            fit(seeded(Net), [hot(scope="step", backend=broken, on_error="raise")])
+            fit(seeded(Small), [hot(scope="step", backend=broken, on_error="raise")])
 
     def test_a_constant_that_changes_each_step_is_contained(self) -> None:
-        class Drifts(Net):
+        class Drifts(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.name = ""
@@ -355,12 +362,12 @@ class TestFaults:
         monkeypatch.setattr(SignatureReader, "read", fails)
         callback = hot(on_error="eager")
         with pytest.warns(UserWarning, match="our own bug"):
-            trainer = fit(seeded(Net), [callback], max_epochs=1)
+            trainer = fit(seeded(Small), [callback], max_epochs=1)
         assert trainer.global_step == 12
         assert any("our own bug" in n for n in callback.report.notes)
 
     def test_a_region_that_is_never_called_is_named(self) -> None:
-        class HasSpare(Net):
+        class HasSpare(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.spare = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
@@ -376,7 +383,7 @@ class TestLifecycle:
     def test_two_fits_with_one_callback(self) -> None:
         callback = hot()
         for _ in range(2):
-            model = seeded(Net)
+            model = seeded(Small)
             fit(model, [callback])
             assert callback.report.phase == "steady"
             assert "training_step" not in vars(model)
@@ -393,7 +400,7 @@ class TestLifecycle:
                     copies.append(pickle.loads(pickle.dumps(pl_module)))
                     pl_module.trainer = trainer
 
-        model, callback = seeded(Net), hot(scope=scope)
+        model, callback = seeded(Small), hot(scope=scope, compile_optimizer=False)
         keys: list[list[str]] = []
 
         class Keys(pl.Callback):
@@ -423,7 +430,7 @@ class TestLifecycle:
                 if trainer.global_step == 10:
                     raise KeyboardInterrupt
 
-        model, callback = seeded(Net), hot()
+        model, callback = seeded(Small), hot()
         with pytest.raises(SystemExit):
             fit(model, [callback, Stops()])
         assert "training_step" not in vars(model)
@@ -443,7 +450,7 @@ class TestLifecycle:
             method(*args)
 
         monkeypatch.setattr(owner, name, interrupted_once)
-        model, callback = seeded(Net), hot(scope="step", compile_optimizer=False)
+        model, callback = seeded(Small), hot(scope="step", compile_optimizer=False)
         with pytest.raises(SystemExit):
             fit(model, [callback], logger=CSVLogger(tmp_path))
         assert calls
@@ -453,72 +460,72 @@ class TestLifecycle:
 
     @pytest.mark.parametrize("scope", ["step", "regions"])
     def test_checkpoints_are_those_of_eager_and_resume_both_ways(self, tmp_path: Path, scope: str) -> None:
-        plain = seeded(Net)
+        plain = seeded(Small)
         fit(plain, max_epochs=4)
         for first, second in (([hot(scope=scope)], []), ([], [hot(scope=scope)])):
             torch._dynamo.reset()
-            model = seeded(Net)
+            model = seeded(Small)
             trainer = fit(model, first, max_epochs=2)
             path = tmp_path / f"{len(first)}.ckpt"
             trainer.save_checkpoint(path)
             saved = torch.load(path, weights_only=False)
             assert list(saved["state_dict"]) == list(plain.state_dict())
             assert isinstance(saved["optimizer_states"][0]["param_groups"][0]["lr"], float)
-            resumed = seeded(Net)
+            resumed = seeded(Small)
             make_trainer(second, max_epochs=4).fit(resumed, loader(), ckpt_path=path)
             (callback,) = [*first, *second]
             assert_proven(callback.report)
             assert_same(plain, resumed)
 
     def test_the_callback_can_be_copied_and_pickled(self) -> None:
-        callback = hot()
-        fit(seeded(Net), [callback])
+        callback = hot(**STEP)
+        fit(seeded(Small), [callback])
         for clone in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
             assert clone.report.phase == callback.report.phase
             assert clone.config == callback.config
 
     def test_the_verdict_in_a_checkpoint_round_trips(self, tmp_path: Path) -> None:
-        callback, trainer = hot(), None
+        callback, trainer = hot(**STEP), None
         empty: dict[str, Any] = {}
         callback.on_save_checkpoint(trainer, None, empty)  # type: ignore[arg-type]
         assert empty == {}
-        trainer = fit(seeded(Net), [callback])
+        trainer = fit(seeded(Small), [callback])
         checkpoint: dict[str, Any] = {}
         callback.on_save_checkpoint(trainer, trainer.lightning_module, checkpoint)
         assert checkpoint["hotcompile"]["phase"] == "steady"
         assert checkpoint["hotcompile"]["final"] is False
-        other = hot()
+        other = hot(**STEP)
         trainer.save_checkpoint(tmp_path / "good.ckpt")
-        make_trainer([other], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "good.ckpt")
+        make_trainer([other], max_epochs=8).fit(seeded(Small), loader(), ckpt_path=tmp_path / "good.ckpt")
         assert other.report.phase == "steady", "only a verdict against it counts"
         assert_proven(other.report)
         saved = torch.load(tmp_path / "good.ckpt", weights_only=False)
         saved["hotcompile"].update(phase="reverted", final=True)
         torch.save(saved, tmp_path / "bad.ckpt")
-        other = hot()
-        make_trainer([other], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "bad.ckpt")
+        other = hot(**STEP)
+        make_trainer([other], max_epochs=8).fit(seeded(Small), loader(), ckpt_path=tmp_path / "bad.ckpt")
         assert other.report.phase == "declined"
         assert "before the run was resumed" in other.report.reason
 
     def test_lightning_does_not_ask_for_the_callback_when_a_checkpoint_is_loaded(
         self, tmp_path: Path, recwarn: pytest.WarningsRecorder
     ) -> None:
-        trainer = fit(seeded(Net), [hot()])
+        trainer = fit(seeded(Small), [hot(**STEP)])
         trainer.save_checkpoint(tmp_path / "a.ckpt")
-        make_trainer(max_epochs=5).fit(seeded(Net), loader(), ckpt_path=tmp_path / "a.ckpt")
+        make_trainer(max_epochs=5).fit(seeded(Small), loader(), ckpt_path=tmp_path / "a.ckpt")
         assert not [w for w in recwarn if "HotCompile" in str(w.message)]
 
     def test_a_verdict_of_too_slow_is_remembered_by_a_resumed_run(self, tmp_path: Path) -> None:
-        callback = hot(min_speedup=99.0)
+        callback = hot(min_speedup=99.0, **STEP)
 
         class Saves(pl.Callback):
             def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
                 trainer.save_checkpoint(tmp_path / "last.ckpt")
 
-        fit(seeded(Net), [callback, Saves()], max_epochs=4)
-        again = hot(min_speedup=99.0)
+        fit(seeded(Small), [callback, Saves()], max_epochs=4)
+        again = hot(min_speedup=99.0, **STEP)
         trainer = make_trainer([again], max_epochs=8)
-        trainer.fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        trainer.fit(seeded(Small), loader(), ckpt_path=tmp_path / "last.ckpt")
         assert again.report.phase == "declined"
         assert "before" in again.report.reason
 
@@ -528,22 +535,22 @@ class TestLifecycle:
         ids=str,
     )
     def test_it_says_nothing_about_other_options(self, tmp_path: Path, change: dict[str, Any]) -> None:
-        trainer = fit(seeded(Net), [hot(min_speedup=99.0)])
+        trainer = fit(seeded(Small), [hot(min_speedup=99.0, **STEP)])
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         options = {name: value for name, value in change.items() if name == "precision"}
-        again = hot(**{"min_speedup": 99.0, **{k: v for k, v in change.items() if k not in options}})
+        again = hot(**STEP, **{"min_speedup": 99.0, **{k: v for k, v in change.items() if k not in options}})
         trainer = make_trainer([again], max_epochs=8, **options)
-        trainer.fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        trainer.fit(seeded(Small), loader(), ckpt_path=tmp_path / "last.ckpt")
         assert again.report.phase == "reverted", again.report.reason
 
     def test_it_says_nothing_about_another_machine(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        trainer = fit(seeded(Net), [hot(min_speedup=99.0)])
+        trainer = fit(seeded(Small), [hot(min_speedup=99.0, **STEP)])
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         monkeypatch.setattr("lightning_hotcompile.store.hardware._cpu_model", lambda: "another one")
-        again = hot(min_speedup=99.0)
-        make_trainer([again], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        again = hot(min_speedup=99.0, **STEP)
+        make_trainer([again], max_epochs=8).fit(seeded(Small), loader(), ckpt_path=tmp_path / "last.ckpt")
         assert again.report.phase == "reverted", again.report.reason
 
     def test_what_failed_is_tried_again(self, tmp_path: Path) -> None:
@@ -551,16 +558,16 @@ class TestLifecycle:
             raise RuntimeError("no compiler")
 
         first = hot(backend=fails, on_error="eager")
-        trainer = fit(seeded(Net), [first])
+        trainer = fit(seeded(Small), [first])
         assert first.report.phase == "reverted"
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         again = hot(backend=fails, on_error="eager")
-        make_trainer([again], max_epochs=8).fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        make_trainer([again], max_epochs=8).fit(seeded(Small), loader(), ckpt_path=tmp_path / "last.ckpt")
         assert again.report.phase == "reverted", again.report.reason
 
     def test_the_verdict_is_kept_when_a_finder_loads_a_checkpoint_of_its_own(self, tmp_path: Path) -> None:
-        callback = hot(min_speedup=99.0)
-        trainer = fit(seeded(Net), [callback])
+        callback = hot(min_speedup=99.0, **STEP)
+        trainer = fit(seeded(Small), [callback])
         trainer.save_checkpoint(tmp_path / "last.ckpt")
 
         class Finds(pl.Callback):
@@ -568,18 +575,18 @@ class TestLifecycle:
                 trainer.save_checkpoint(tmp_path / "own.ckpt")
                 trainer._checkpoint_connector.restore(tmp_path / "own.ckpt")
 
-        again = hot(min_speedup=99.0)
+        again = hot(min_speedup=99.0, **STEP)
         trainer = make_trainer([again, Finds()], max_epochs=8)
-        trainer.fit(seeded(Net), loader(), ckpt_path=tmp_path / "last.ckpt")
+        trainer.fit(seeded(Small), loader(), ckpt_path=tmp_path / "last.ckpt")
         assert "before the run was resumed" in again.report.reason
 
     def test_a_test_of_the_best_checkpoint_is_no_verdict_for_the_next_fit(self, tmp_path: Path) -> None:
-        class Tests(Net):
+        class Tests(Small):
             def test_step(self, batch: Any, batch_idx: int) -> None:
                 self.log("test_loss", self.loss(batch))
 
-        fit(seeded(Tests), [hot(min_speedup=99.0)]).save_checkpoint(tmp_path / "best.ckpt")
-        callback = hot(min_speedup=99.0)
+        fit(seeded(Tests), [hot(min_speedup=99.0, **STEP)]).save_checkpoint(tmp_path / "best.ckpt")
+        callback = hot(min_speedup=99.0, **STEP)
         make_trainer([callback]).test(seeded(Tests), loader(), ckpt_path=tmp_path / "best.ckpt")
         fit(seeded(Tests), [callback])
         assert callback.report.phase == "reverted"
@@ -596,19 +603,19 @@ class TestLifecycle:
         def no_report(*_: Any) -> None:
             raise AssertionError("a report was made")
 
-        fit(seeded(Net), [hot(), Saves()])
+        fit(seeded(Small), [hot(**STEP), Saves()])
         kept = torch.load(tmp_path / "last.ckpt", weights_only=False)["hotcompile"]
         assert kept["phase"] == "steady"
 
     def test_a_fit_inside_of_another_one_leaves_nothing_behind(self) -> None:
-        callback, inner = hot(), Net(n_block=1)
+        callback, inner = hot(), Small()
 
         class Probes(Net):
             def on_train_epoch_end(self) -> None:
                 if self.current_epoch == 1:
                     make_trainer([callback], max_epochs=1).fit(inner, loader())
 
-        plain, model = Net(), Probes()
+        plain, model = Net(n_block=2), Probes(n_block=2)
         fit(plain)
         fit(model, [callback])
         for trained in (model, inner):
@@ -632,7 +639,7 @@ class TestTrainerOptions:
         ids=str,
     )
     def test_trains_like_eager(self, options: dict[str, Any], scope: str) -> None:
-        plain, model, callback = seeded(Net), seeded(Net), hot(scope=scope)
+        plain, model, callback = seeded(Small), seeded(Small), hot(scope=scope)
         fit(plain, max_epochs=12, **options)
         fit(model, [callback], max_epochs=12, **options)
         assert_same(plain, model, tolerance=2e-2 if options.get("precision") == "bf16-mixed" else 1e-4)
@@ -649,7 +656,7 @@ class TestTrainerOptions:
 
             return run
 
-        plain, model = seeded(Net), seeded(Net)
+        plain, model = seeded(Small), seeded(Small)
         callback = hot(scope="step", backend=counts, compile_optimizer=False)
         fit(plain, train=loader(100))
         fit(model, [callback], train=loader(100))
@@ -660,7 +667,7 @@ class TestTrainerOptions:
         assert set(ran) == {8}, "none of 4 rows"
 
     def test_manual_optimization_takes_regions(self) -> None:
-        class Manual(Net):
+        class Manual(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.automatic_optimization = False
@@ -681,7 +688,7 @@ class TestTrainerOptions:
         assert_same(plain, model)
 
     def test_a_user_that_skips_the_rest_of_an_epoch(self) -> None:
-        class Skips(Net):
+        class Skips(Small):
             def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
                 return -1 if batch_idx == 7 else None
 
@@ -695,7 +702,7 @@ class TestTrainerOptions:
         "options", [{"fast_dev_run": True}, {"overfit_batches": 2}, {"barebones": True}], ids=str
     )
     def test_special_modes_train_like_eager(self, options: dict[str, Any]) -> None:
-        plain, model = seeded(Net), seeded(Net)
+        plain, model = seeded(Small), seeded(Small)
         if "barebones" in options:
             options = {**options, "logger": None, "enable_checkpointing": None, "enable_progress_bar": None}
             options |= {"enable_model_summary": None}
@@ -704,7 +711,7 @@ class TestTrainerOptions:
         assert_same(plain, model)
 
     def test_validate_test_and_predict_alone_are_untouched(self) -> None:
-        model, callback = seeded(Net), hot()
+        model, callback = seeded(Small), hot()
         trainer = make_trainer([callback])
         trainer.validate(model, loader(), verbose=False)
         trainer.predict(model, [torch.randn(4, 8)])

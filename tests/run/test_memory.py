@@ -31,7 +31,7 @@ from lightning_hotcompile.swap.prewarm import choice
 from lightning_hotcompile.watch.signature import SignatureReader, StepSignature
 from lightning_hotcompile.watch.stats import Ratio
 from tests.hot import assert_same
-from tests.models import Net, fit, seeded
+from tests.models import Small, fit, seeded
 from tests.store import examples
 from tests.view.examples import report
 
@@ -46,7 +46,8 @@ def _no_samples(cheap_compiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learning(folder: Path, **options: Any) -> HotCompile:
     settings: dict[str, Any] = {"threshold": 5, "backend": "aot_eager", "min_speedup": 0.0}
-    settings["fused_optimizer"] = False  # so that there is an optimizer to compile
+    settings["fused_optimizer"] = False  # so that there is an optimizer to compile, for who asks for that
+    settings["compile_optimizer"] = False  # it takes most of the time, and is remembered like the rest
     return HotCompile(store=str(folder), on_error="raise", **{**settings, **options})
 
 
@@ -56,9 +57,10 @@ def flipped_at(callback: HotCompile) -> int | None:
 
 @pytest.mark.parametrize("scope", ["step", "regions"])
 def test_a_plan_that_was_good_flips_at_once_in_the_next_run(tmp_path: Path, scope: str) -> None:
-    one, two = learning(tmp_path / "s", scope=scope), learning(tmp_path / "s", scope=scope)
-    plain, model = seeded(Net), seeded(Net)
-    fit(seeded(Net), [one], max_epochs=6)
+    options: dict[str, Any] = {"scope": scope, "compile_optimizer": "auto"}
+    one, two = learning(tmp_path / "s", **options), learning(tmp_path / "s", **options)
+    plain, model = seeded(Small), seeded(Small)
+    fit(seeded(Small), [one], max_epochs=6)
     assert one.report.phase == "steady"
     fit(plain, max_epochs=6)
     # What the first run measured stays: its compiling took longer than these small steps can save.
@@ -91,7 +93,7 @@ class NoChild:
 def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=6)
+    fit(seeded(Small), [learning(tmp_path / "s", scope="step")], max_epochs=6)
     _forget_costs(tmp_path / "s")
     asked: list[str] = []
     monkeypatch.setattr(weighing, "why_not", lambda *_: None)
@@ -100,7 +102,7 @@ def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
     monkeypatch.setattr(inductor_paths, "holds_graphs", lambda folder: asked.append("graphs") or is_there)
     again = learning(tmp_path / "s", scope="step")
     with nullcontext() if is_there else pytest.raises(AssertionError, match="a child process was started"):
-        fit(seeded(Net), [again], max_epochs=6)
+        fit(seeded(Small), [again], max_epochs=6)
     assert asked == ["graphs"] or not is_there, "what is there is remembered"
     assert flipped_at(again) == (1 if is_there else None)
 
@@ -115,7 +117,7 @@ def test_a_child_process_that_is_to_compile_is_in_the_forecast(
     monkeypatch.setattr(memory, "expected_speedup", lambda *_: 2.0)
     monkeypatch.setattr(Ledger, "eager_step_s", 1.0)  # as if: loading the code takes 7 s
     callback = learning(tmp_path / "s", backend="inductor", scope="step", prewarm="auto", cost_gate=True)
-    fit(seeded(Net), [callback], max_epochs=1, limit_train_batches=8)
+    fit(seeded(Small), [callback], max_epochs=1, limit_train_batches=8)
     assert callback.report.phase == "declined"
     assert "a child process would compile for about 40 s" in callback.report.reason
 
@@ -140,7 +142,7 @@ def test_runs_that_are_too_short_one_by_one_compile_after_a_while(
 ) -> None:
     runs, known = [learning(tmp_path / "s", scope="step") for _ in range(3)], []
     for callback in runs:
-        fit(seeded(Net), [callback], max_epochs=20)
+        fit(seeded(Small), [callback], max_epochs=20)
         known.append(the_profile(tmp_path / "s"))
     assert [callback.report.phase for callback in runs] == ["declined", "declined", "steady"]
     assert [p and p.verdict for p in known] == ["declined", "declined", "good"]
@@ -161,7 +163,7 @@ def test_after_a_compile_in_vain_counting_begins_anew(tmp_path: Path, a_long_com
         callback = HotCompile(
             threshold=5, backend=broken, scope="step", store=str(tmp_path / "s"), fused_optimizer=False
         )
-        fit(seeded(Net), [callback], max_epochs=20)
+        fit(seeded(Small), [callback], max_epochs=20)
         known = the_profile(tmp_path / "s")
         assert known is not None
         phases.append(callback.report.phase)
@@ -183,7 +185,7 @@ def test_a_first_run_lends_to_the_next_which_lends_nothing_if_that_was_in_vain(
         callback = HotCompile(
             threshold=5, backend=broken, scope="step", store=str(tmp_path / "s"), fused_optimizer=False
         )
-        fit(seeded(Net), [callback], max_epochs=20)
+        fit(seeded(Small), [callback], max_epochs=20)
         reports.append(callback.report)
     assert [report.phase for report in reports] == ["reverted", "declined"]
     assert "worth it for the runs to come" in reports[0].decision
@@ -207,7 +209,7 @@ def test_only_the_first_run_lends_also_where_the_code_is_lost_each_time(
     for _ in range(2):
         asked.append([])
         callback = learning(tmp_path / "s", scope="step")
-        fit(seeded(Net), [callback], max_epochs=20)
+        fit(seeded(Small), [callback], max_epochs=20)
         reports.append(callback.report)
     assert "one more run like this would save" in reports[0].decision
     assert reports[0].phase == "steady"
@@ -243,7 +245,7 @@ def test_whether_a_step_is_recorded_is_not_asked_of_the_store(
     monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
     monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 2.5)
     unused: Any = None  # the store among them
-    plan = replace(plan_compile(seeded(Net), scope="step"), regions=())
+    plan = replace(plan_compile(seeded(Small), scope="step"), regions=())
     ledger: Any = SimpleNamespace(eager_step_s=0.001, wait_s=0.0)
     asked = Weighing(unused, HotCompileConfig(), plan, unused, unused, ledger, "train", unused)
     assert asked.may_pay() is pays
@@ -254,7 +256,7 @@ def test_a_first_run_lends_nothing_that_no_other_would_find(
 ) -> None:
     monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 0.05)
     alone = HotCompile(threshold=5, backend="aot_eager", scope="step", store=None, on_error="raise")
-    fit(seeded(Net), [alone], max_epochs=20)
+    fit(seeded(Small), [alone], max_epochs=20)
     assert alone.report.phase == "declined"
 
 
@@ -263,7 +265,7 @@ def test_a_short_run_does_not_forget_what_longer_ones_have_forgone(
 ) -> None:
     sums = []
     for epochs in (20, 1):
-        fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=epochs)
+        fit(seeded(Small), [learning(tmp_path / "s", scope="step")], max_epochs=epochs)
         known = the_profile(tmp_path / "s")
         assert known is not None
         sums.append(known.forgone_s)
@@ -275,25 +277,25 @@ def test_what_no_cache_keeps_is_not_added_up(
 ) -> None:
     monkeypatch.setattr(memory, "_keeps_code", KEEPS_CODE)
     callback = learning(tmp_path / "s", scope="step", backend="aot_eager")
-    fit(seeded(Net), [callback], max_epochs=20)
+    fit(seeded(Small), [callback], max_epochs=20)
     assert callback.report.phase == "declined"
     assert the_profile(tmp_path / "s") is None
 
 
 def test_a_run_that_would_save_nothing_forgoes_nothing(tmp_path: Path, a_long_compile: None) -> None:
     callback = learning(tmp_path / "s", scope="step")
-    fit(seeded(Net), [callback], max_epochs=1)
+    fit(seeded(Small), [callback], max_epochs=1)
     assert callback.report.phase == "declined"
     assert the_profile(tmp_path / "s") is None
 
 
 def test_what_is_declined_since_it_was_slow_forgoes_nothing(tmp_path: Path, a_long_compile: None) -> None:
     def one() -> HotCompile:
-        return learning(tmp_path / "s", min_speedup=50.0, compile_optimizer=False)
+        return learning(tmp_path / "s", min_speedup=50.0)
 
-    fit(seeded(Net), [one()], max_epochs=60)
+    fit(seeded(Small), [one()], max_epochs=60)
     before = the_profile(tmp_path / "s")
-    fit(seeded(Net), [one()], max_epochs=20)
+    fit(seeded(Small), [one()], max_epochs=20)
     assert before is not None
     assert before.verdict == "bad"
     assert the_profile(tmp_path / "s") == before
@@ -301,9 +303,9 @@ def test_what_is_declined_since_it_was_slow_forgoes_nothing(tmp_path: Path, a_lo
 
 def test_a_plan_that_was_too_slow_is_declined_at_once_in_the_next_run(tmp_path: Path) -> None:
     one, two = learning(tmp_path / "s", min_speedup=50.0), learning(tmp_path / "s", min_speedup=50.0)
-    fit(seeded(Net), [one], max_epochs=6)
+    fit(seeded(Small), [one], max_epochs=6)
     assert one.report.phase == "reverted"
-    fit(seeded(Net), [two], max_epochs=1)
+    fit(seeded(Small), [two], max_epochs=1)
     assert two.report.phase == "declined"
     assert "an earlier run (" in two.report.reason
     assert "below min_speedup=50" in two.report.reason
@@ -314,33 +316,33 @@ def test_a_plan_that_was_too_slow_is_declined_at_once_in_the_next_run(tmp_path: 
 
 @pytest.mark.parametrize(
     "other",
-    [{"scope": "regions"}, {"backend": "eager"}, {"dynamic": False}, {"compile_optimizer": False}],
+    [{"scope": "regions"}, {"backend": "eager"}, {"dynamic": False}, {"compile_optimizer": "auto"}],
     ids=str,
 )
 def test_another_plan_or_backend_is_not_known(tmp_path: Path, other: dict[str, Any]) -> None:
-    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=6)
+    fit(seeded(Small), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=6)
     callback = learning(tmp_path / "s", min_speedup=50.0, **other)
-    fit(seeded(Net), [callback], max_epochs=1)
+    fit(seeded(Small), [callback], max_epochs=1)
     assert "an earlier run" not in callback.report.reason
     assert flipped_at(callback) is not None
 
 
 def test_another_model_is_not_known(tmp_path: Path) -> None:
-    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=6)
+    fit(seeded(Small), [learning(tmp_path / "s", min_speedup=50.0)], max_epochs=6)
     callback = learning(tmp_path / "s", min_speedup=50.0)
-    fit(seeded(Net, width=24), [callback], max_epochs=1)
+    fit(seeded(Small, width=24), [callback], max_epochs=1)
     assert "an earlier run" not in callback.report.reason
     assert flipped_at(callback) is not None
 
 
 def test_what_compiling_cost_is_the_next_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = learning(tmp_path / "s", scope="step")
-    fit(seeded(Net), [one], max_epochs=6)
+    one = learning(tmp_path / "s", scope="step", compile_optimizer="auto")
+    fit(seeded(Small), [one], max_epochs=6)
     monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
     (sample,) = Store(tmp_path / "s").compile_samples()
     assert sample.seconds == pytest.approx(one.report.compile_s)
     two = learning(tmp_path / "s", scope="step", compile_optimizer=True)
-    fit(seeded(Net, width=24), [two], max_epochs=1)
+    fit(seeded(Small, width=24), [two], max_epochs=1)
     assert f"costs about {sample.seconds:.0f} s" in two.report.decision
 
 
@@ -349,7 +351,7 @@ def test_runs_that_find_their_code_in_the_cache_do_not_push_out_what_compiling_c
 ) -> None:
     monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
     monkeypatch.setattr(samples, "MOST_SAMPLES", 3)
-    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+    plan, config = plan_compile(seeded(Small), scope="step"), HotCompileConfig()
     signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None)
 
     def opened() -> memory.Memory:
@@ -366,7 +368,7 @@ def test_how_fast_one_backend_compiles_says_nothing_about_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
-    plan = plan_compile(seeded(Net), scope="step")
+    plan = plan_compile(seeded(Small), scope="step")
     signature = StepSignature("train", "a", (), b"", b"", "grad", (), "32", None)
 
     def opened(backend: Any) -> memory.Memory:
@@ -395,7 +397,7 @@ def test_what_a_child_process_took_is_the_next_forecast_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
-    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+    plan, config = plan_compile(seeded(Small), scope="step"), HotCompileConfig()
 
     def opened() -> memory.Memory:
         return memory.Memory(StoreInUse(str(tmp_path / "s"), "inductor"), plan, config, "train")
@@ -410,7 +412,7 @@ def test_what_a_child_process_took_is_the_next_forecast_of_one(
 
 @pytest.mark.parametrize("tuned", [{"mode": "max-autotune"}, {"options": {"max_autotune": True}}])
 def test_kernels_that_the_user_has_timed_take_their_time(tmp_path: Path, tuned: dict[str, Any]) -> None:
-    plan = plan_compile(seeded(Net), scope="step")
+    plan = plan_compile(seeded(Small), scope="step")
     usual, timed = (
         memory.Memory(StoreInUse(str(tmp_path / "s"), "inductor"), plan, config, "train")
         for config in (HotCompileConfig(), HotCompileConfig(**tuned))
@@ -424,11 +426,11 @@ def test_a_plan_that_was_good_waits_for_a_hot_step_if_its_code_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool, step: int
 ) -> None:
     monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
-    fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=6)
+    fit(seeded(Small), [learning(tmp_path / "s", scope="step")], max_epochs=6)
     _forget_costs(tmp_path / "s")
     monkeypatch.setattr(StoreInUse, "holds_graphs", lambda self: is_there)
     again = learning(tmp_path / "s", scope="step")
-    fit(seeded(Net), [again], max_epochs=6)
+    fit(seeded(Small), [again], max_epochs=6)
     assert flipped_at(again) == step
 
 
@@ -438,7 +440,7 @@ def test_what_runs_forgo_is_counted_for_a_plan_whose_code_is_gone(
     monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
     monkeypatch.setattr(memory, "expected_speedup", lambda *_: 2.0)
     monkeypatch.setattr(StoreInUse, "holds_graphs", lambda self: False)
-    fit(seeded(Net), [learning(tmp_path / "s", scope="step")], max_epochs=6)
+    fit(seeded(Small), [learning(tmp_path / "s", scope="step")], max_epochs=6)
     first = the_profile(tmp_path / "s")
     assert first is not None
     Store(tmp_path / "s").remember(
@@ -447,7 +449,7 @@ def test_what_runs_forgo_is_counted_for_a_plan_whose_code_is_gone(
     forgone = []
     for _ in range(2):
         run = learning(tmp_path / "s", scope="step", cost_gate=True)
-        fit(seeded(Net), [run], max_epochs=6)
+        fit(seeded(Small), [run], max_epochs=6)
         assert run.report.phase == "declined"
         known = the_profile(tmp_path / "s")
         assert known is not None
@@ -461,7 +463,7 @@ def test_a_known_plan_is_only_loaded_where_the_cache_is_not_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_s: float | None, expected: float
 ) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+    plan, config = plan_compile(seeded(Small), scope="step"), HotCompileConfig()
     in_use = StoreInUse(str(tmp_path), "inductor")
     in_use.begin()
     known = replace(examples.profile(), warm_compile_s=warm_s)
@@ -507,7 +509,7 @@ class TestToolchain:
         (headers / name).write_bytes(b"")
 
     def test_once_it_was_started_a_compile_is_expected_to_be_shorter(self, tmp_path: Path) -> None:
-        plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+        plan, config = plan_compile(seeded(Small), scope="step"), HotCompileConfig()
 
         def expected() -> tuple[float, float]:
             known = memory.Memory(self.opened(tmp_path), plan, config, "train")
@@ -542,7 +544,7 @@ class TestToolchain:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Store, "compile_samples", READ_SAMPLES)
-        plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig()
+        plan, config = plan_compile(seeded(Small), scope="step"), HotCompileConfig()
         memory.Memory(self.opened(tmp_path), plan, config, "train").learn_child(plan, 9.0, 1.5)
         self.header(tmp_path)
         learned = memory.Memory(self.opened(tmp_path), plan, config, "train")
@@ -557,17 +559,17 @@ def test_a_failure_is_tried_again(tmp_path: Path) -> None:
         raise RuntimeError("no compiler yet")
 
     one = HotCompile(threshold=3, backend=broken, store=str(tmp_path / "s"))
-    fit(seeded(Net), [one])
+    fit(seeded(Small), [one])
     assert one.report.phase == "reverted"
     two = HotCompile(threshold=3, backend=broken, store=str(tmp_path / "s"))
-    fit(seeded(Net), [two])
+    fit(seeded(Small), [two])
     assert two.report.phase == "reverted"
 
 
 def test_what_failed_while_it_was_slow_is_tried_again(tmp_path: Path) -> None:
     def learned(reason: str) -> str | None:
         in_use = StoreInUse(str(tmp_path / reason[:4]), "aot_eager")
-        config, module = HotCompileConfig(backend="aot_eager"), seeded(Net)
+        config, module = HotCompileConfig(backend="aot_eager"), seeded(Small)
         found = Memory(in_use, plan := plan_compile(module), config, "train")
         signature = SignatureReader(module).read(())
         slow = Ratio(value=0.8, low=0.7, high=0.9, n=10, confidence=0.98)
@@ -587,10 +589,10 @@ def test_what_failed_while_it_was_slow_is_tried_again(tmp_path: Path) -> None:
 def test_a_verdict_is_by_the_speed_up_that_is_asked_for_now(
     tmp_path: Path, speedup: float, then: float, now: float, is_declined: bool
 ) -> None:
-    fit(seeded(Net), [learning(tmp_path / "s", min_speedup=then, compile_optimizer=False)], max_epochs=6)
+    fit(seeded(Small), [learning(tmp_path / "s", min_speedup=then)], max_epochs=6)
     _forget_costs(tmp_path / "s")  # as if it had been twice as fast
-    callback = learning(tmp_path / "s", min_speedup=now, compile_optimizer=False)
-    fit(seeded(Net), [callback], max_epochs=6)
+    callback = learning(tmp_path / "s", min_speedup=now)
+    fit(seeded(Small), [callback], max_epochs=6)
     assert flipped_at(callback) == (None if is_declined else 1)
     if is_declined:
         assert callback.report.reason.startswith("an earlier run (")
@@ -607,7 +609,7 @@ def test_why_no_compiled_code_is_kept_is_told(
     callback = learning(tmp_path / "s", scope="step")
     callback._store._backend = "inductor"  # so that there is a compiler whose code could be kept
     monkeypatch.setattr(StoreInUse, "follow", lambda self, config: None)
-    fit(seeded(Net), [callback], max_epochs=6)
+    fit(seeded(Small), [callback], max_epochs=6)
     assert callback.report.phase == "steady"
     (*told,) = (
         note for note in callback.report.notes if note.startswith("the store keeps no compiled code: ")
@@ -618,7 +620,7 @@ def test_why_no_compiled_code_is_kept_is_told(
 def test_without_store_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTCOMPILE_STORE", str(tmp_path / "s"))
     callback = HotCompile(threshold=3, backend="aot_eager", min_speedup=0.0, store=None)
-    fit(seeded(Net), [callback], max_epochs=6)
+    fit(seeded(Small), [callback], max_epochs=6)
     assert not (tmp_path / "s").exists()
 
 
@@ -627,20 +629,20 @@ class TestWithoutAForecast:
 
     def test_a_plan_that_was_good_flips_at_once_in_the_next_run(self, tmp_path: Path) -> None:
         one = learning(tmp_path / "s", scope="step", cost_gate=False, prewarm=False)
-        fit(seeded(Net), [one], max_epochs=6)
+        fit(seeded(Small), [one], max_epochs=6)
         assert one.report.phase == "steady"
         _forget_costs(tmp_path / "s")
         two = learning(tmp_path / "s", scope="step")
-        fit(seeded(Net), [two], max_epochs=6)
+        fit(seeded(Small), [two], max_epochs=6)
         assert (flipped_at(one), flipped_at(two)) == (5, 1)
 
     def test_one_that_was_too_slow_is_declined_by_the_next_run(self, tmp_path: Path) -> None:
         slow = {"scope": "step", "min_speedup": 99.0, "prewarm": False}
         one = learning(tmp_path / "s", cost_gate=False, **slow)
-        fit(seeded(Net), [one], max_epochs=6)
+        fit(seeded(Small), [one], max_epochs=6)
         assert one.report.phase == "reverted"
         two = learning(tmp_path / "s", **slow)
-        fit(seeded(Net), [two], max_epochs=6)
+        fit(seeded(Small), [two], max_epochs=6)
         assert two.report.phase == "declined"
         assert flipped_at(two) is None
 
@@ -648,7 +650,7 @@ class TestWithoutAForecast:
         slow = {"scope": "step", "min_speedup": 99.0, "prewarm": False, "cost_gate": False}
         for _ in range(2):
             callback = learning(tmp_path / "s", **slow)
-            fit(seeded(Net), [callback], max_epochs=6)
+            fit(seeded(Small), [callback], max_epochs=6)
             assert flipped_at(callback) == 5
 
 
@@ -656,7 +658,7 @@ def test_a_store_that_cannot_be_used_is_a_warning_and_no_more(tmp_path: Path) ->
     (tmp_path / "s").write_text("a file")
     callback = learning(tmp_path / "s")
     with pytest.warns(UserWarning, match="remembers nothing"):
-        fit(seeded(Net), [callback], max_epochs=6)
+        fit(seeded(Small), [callback], max_epochs=6)
     assert callback.report.phase == "steady"
 
 
@@ -666,9 +668,9 @@ def test_batches_that_never_come_back_fill_neither_memory_nor_time(
     asked: list[object] = []
     find = Store.find
     monkeypatch.setattr(Store, "find", lambda store, key: asked.append(key) or find(store, key))
-    plan, config = plan_compile(seeded(Net), scope="step"), HotCompileConfig(store=str(tmp_path / "s"))
+    plan, config = plan_compile(seeded(Small), scope="step"), HotCompileConfig(store=str(tmp_path / "s"))
     known = Memory(StoreInUse(config.store, config.backend), plan, config, "train")
-    reader = SignatureReader(seeded(Net))
+    reader = SignatureReader(seeded(Small))
     signatures = [reader.read([0] * n) for n in range(1, 40)]
     signatures = [each._replace(batch=(n, each.batch)) for n in range(20) for each in signatures]
     assert all(known.of(signature) is None for signature in signatures)
@@ -676,11 +678,11 @@ def test_batches_that_never_come_back_fill_neither_memory_nor_time(
 
 
 def test_a_damaged_profile_is_a_warning_and_is_written_again(tmp_path: Path) -> None:
-    fit(seeded(Net), [learning(tmp_path / "s")], max_epochs=6)
+    fit(seeded(Small), [learning(tmp_path / "s")], max_epochs=6)
     (path,) = Store(tmp_path / "s")._records.profiles()
     path.write_bytes(b"\x80 not a profile")
     with pytest.warns(UserWarning, match=path.name):
-        fit(seeded(Net), [learning(tmp_path / "s")], max_epochs=6)
+        fit(seeded(Small), [learning(tmp_path / "s")], max_epochs=6)
     assert path.read_bytes().startswith(b"{")
 
 
@@ -695,8 +697,8 @@ def test_copies_in_mid_run_have_no_store_open(tmp_path: Path) -> None:
                 copies.extend([copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))])
 
     callback = learning(tmp_path / "s")
-    fit(seeded(Net), [callback, Copies()], max_epochs=2)
+    fit(seeded(Small), [callback, Copies()], max_epochs=2)
     for clone in copies:
         assert clone.report.steps == 10
         assert clone.config == callback.config
-        fit(seeded(Net), [clone], max_epochs=2)
+        fit(seeded(Small), [clone], max_epochs=2)

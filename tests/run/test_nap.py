@@ -17,9 +17,9 @@ from lightning_hotcompile.run.nap import CALM, CALM_EAGER, LOOKS_AFTER_ANOTHER, 
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.tracks import SOON
-from tests.hot import assert_proven, hot
+from tests.hot import STEP, assert_proven, hot
 from tests.made_up_machine import Ticks
-from tests.models import Batches, Net, fit, loader, make_trainer, seeded
+from tests.models import Batches, Small, fit, loader, make_trainer, seeded
 
 
 class Looks(list[int]):
@@ -45,7 +45,7 @@ def considered(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 def train(sizes: list[int], callbacks: list[pl.Callback], **options: Any) -> pl.Trainer:
     trainer = make_trainer(callbacks, max_epochs=1, max_steps=-1, limit_train_batches=len(sizes), **options)
-    trainer.fit(seeded(Net), DataLoader(Batches(sizes), batch_size=None))
+    trainer.fit(seeded(Small), DataLoader(Batches(sizes), batch_size=None))
     return trainer
 
 
@@ -74,7 +74,7 @@ def test_where_nothing_is_compiled_naps_begin_sooner(considered: Looks) -> None:
 
 
 def test_no_step_is_lost_in_the_books(considered: Looks) -> None:
-    callback = hot()
+    callback = hot(**STEP)
     train([8] * 400, [callback])
     report = callback.report
     assert report.steps == 400
@@ -83,7 +83,7 @@ def test_no_step_is_lost_in_the_books(considered: Looks) -> None:
 
 
 def test_each_step_since_the_comparison_is_counted_as_compiled(considered: Looks) -> None:
-    callback = hot(scope="step", compile_optimizer=False)
+    callback = hot(**STEP)
     train([8] * 300, [callback])
     (track,) = considered.session.watch.tracks
     assert track.steps == 300
@@ -94,7 +94,7 @@ def test_each_step_since_the_comparison_is_counted_as_compiled(considered: Looks
 def test_an_odd_batch_in_a_nap_runs_eagerly_and_ends_it(considered: Looks) -> None:
     sizes = [8] * 320
     sizes[237] = sizes[239] = 5  # in a nap, and among the looks after it
-    callback = hot(dynamic=False, scope="step", compile_optimizer=False)
+    callback = hot(dynamic=False, **STEP)
     train(sizes, [callback])
     assert steady_since(callback) + CALM < 237
     assert 237 not in considered
@@ -105,7 +105,7 @@ def test_an_odd_batch_in_a_nap_runs_eagerly_and_ends_it(considered: Looks) -> No
 
 
 def test_code_that_fits_no_longer_is_compiled_again_after_a_few_steps(considered: Looks) -> None:
-    class Changes(Net):
+    class Changes(Small):
         factor = 1.0
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -114,7 +114,7 @@ def test_code_that_fits_no_longer_is_compiled_again_after_a_few_steps(considered
         def on_train_batch_start(self, *_: Any) -> None:
             self.factor = 1.0 if self.trainer.global_step < 240 else 0.5
 
-    callback = hot(scope="step", compile_optimizer=False)
+    callback = hot(**STEP)
     fit(seeded(Changes), [callback], train=loader(8 * 400), max_steps=400)
     (track,) = considered.session.watch.tracks
     assert callback.report.recompiles == 1
@@ -131,14 +131,14 @@ def test_steps_are_looked_at_after_compiled_code_was_taken_back(considered: Look
                 (track,) = considered.session.watch.tracks
                 track.state = replace(track.state, phase=Phase.REVERTED, may_retry=False)
 
-    callback = hot(scope="step", compile_optimizer=False)
+    callback = hot(**STEP)
     train([8] * 320, [callback, TakesBack()])
     assert callback.report.phase == "reverted"
     assert set(range(240, 240 + LOOKS_AFTER_ANOTHER)) <= set(considered)
 
 
 def test_another_signature_after_a_steady_one_becomes_hot() -> None:
-    callback = hot(dynamic=False, max_signatures=4)
+    callback = hot(dynamic=False, max_signatures=4, **STEP)
     train([8] * 300 + [12] * 90, [callback])
     detected = [e for e in callback.report.events if e["kind"] == "detected"]
     assert len(detected) == 2
@@ -146,7 +146,7 @@ def test_another_signature_after_a_steady_one_becomes_hot() -> None:
 
 
 def test_an_exception_in_a_compiled_nap_leaves_the_model_as_it_was(considered: Looks) -> None:
-    class Raises(Net):
+    class Raises(Small):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return super().training_step(batch, batch_idx)
 
@@ -164,7 +164,7 @@ def test_an_exception_in_a_compiled_nap_leaves_the_model_as_it_was(considered: L
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
-class Freezes(Net):
+class Freezes(Small):
     """The first block is trained for 240 steps."""
 
     def on_train_batch_start(self, *_: Any) -> None:
@@ -184,7 +184,7 @@ def test_a_model_whose_flags_change_in_a_nap_is_right() -> None:
 
 
 def test_a_step_that_fits_nothing_ends_a_nap(considered: Looks) -> None:
-    callback = hot(dynamic=False, scope="step", compile_optimizer=False, max_signatures=1)
+    callback = hot(dynamic=False, **STEP, max_signatures=1)
     fit(seeded(Freezes), [callback], train=loader(8 * 300), max_steps=300)
     before, after = considered.session.watch.tracks
     assert before.misses <= 1
@@ -198,7 +198,7 @@ def test_a_stance_that_forces_eager_for_a_while_ends_nothing(since: int, conside
             if trainer.global_step in (since, since + 40):
                 torch.compiler.set_stance("force_eager" if trainer.global_step == since else "default")
 
-    callback = hot()
+    callback = hot(**STEP)
     try:
         train([8] * 500, [Forces(), callback])
     finally:
@@ -218,9 +218,7 @@ def test_steps_are_slept_through_after_all_has_failed(considered: Looks) -> None
             raise RuntimeError("no such instruction")
         return graph.forward
 
-    callback = hot(
-        backend=only_the_first_works, on_error="eager", scope="step", compile_optimizer=False, dynamic=False
-    )
+    callback = hot(backend=only_the_first_works, on_error="eager", **STEP, dynamic=False)
     train([8] * 80 + [4] * 600, [callback])
     assert [e.get("phase") for e in callback.report.events].count("flipping") == 2
     assert len([step for step in considered if step > 200]) <= 2 + 480 // (NAP + 1)
@@ -232,7 +230,7 @@ def test_what_is_compiled_between_two_steps_is_not_the_steps(considered: Looks) 
             if trainer.global_step == 20:
                 torch.compile(lambda x: x.sin() * 2, backend="eager")(torch.ones(3))
 
-    callback = hot(backend="eager", scope="step", compile_optimizer=False)
+    callback = hot(backend="eager", **STEP)
     train([8] * 30, [callback, CompilesItsOwn()])
     assert [s.step for s in callback.report.samples if s.note == "stalled"] == [4]
 
@@ -254,7 +252,7 @@ def test_steps_that_stay_eager_are_slept_through_and_counted(considered: Looks) 
     assert 700 - NAP <= report.samples[-1].step <= 700
 
 
-@pytest.mark.parametrize("make", [hot, declined])
+@pytest.mark.parametrize("make", [lambda: hot(**STEP), declined], ids=["hot", "declined"])
 def test_a_report_in_a_nap_is_up_to_date(considered: Looks, make: Any) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -282,7 +280,7 @@ def test_another_signature_ends_the_naps(considered: Looks) -> None:
 def test_compiled_code_goes_on_beside_a_signature_that_stays_eager(
     considered: Looks, pattern: list[int]
 ) -> None:
-    callback = hot(dynamic=False, scope="step", compile_optimizer=False, max_signatures=1, threshold=2)
+    callback = hot(dynamic=False, **STEP, max_signatures=1, threshold=2)
     train(([8] * 100 + [12] * 40) + pattern * 100, [callback])
     compiled, eager = sorted(considered.session.watch.tracks, key=lambda t: -t.compiled_steps)
     assert (str(compiled.phase), str(eager.phase)) == ("steady", "declined")
@@ -301,10 +299,10 @@ def test_waiting_at_the_end_of_an_epoch_is_no_time_of_compiled_steps(considered:
         def on_train_epoch_end(self, *_: Any) -> None:
             self.now += 1000.0
 
-    callback = hot(scope="step", compile_optimizer=False)
+    callback = hot(**STEP)
     ticks = Waits()
     with ticks.in_sessions():
-        fit(seeded(Net), [ticks, callback], train=loader(8 * 100), max_epochs=4)
+        fit(seeded(Small), [ticks, callback], train=loader(8 * 100), max_epochs=4)
     ledger = considered.session.ledger
     steady = next(phase for phase in callback.report.phases if phase.name == "steady")
     assert steady.steps > 300
@@ -317,9 +315,9 @@ def test_a_pause_in_a_nap_is_no_time_of_its_steps(considered: Looks) -> None:
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
             self.now += 1000.0 if trainer.global_step == 240 else 0.0
 
-    callback, ticks = hot(scope="step", compile_optimizer=False), Saves()
+    callback, ticks = hot(**STEP), Saves()
     with ticks.in_sessions():
-        fit(seeded(Net), [callback, ticks], train=loader(8 * 300), max_steps=300)
+        fit(seeded(Small), [callback, ticks], train=loader(8 * 300), max_steps=300)
     assert not {239, 240, 241} & set(considered)
     ledger = considered.session.ledger
     assert ledger.spent_s == pytest.approx(300)
@@ -333,9 +331,9 @@ def test_a_report_in_the_middle_of_a_step_takes_no_time_from_it(considered: Look
             shares.append(callback.report.wait_share)
 
     shares: list[float | None] = []
-    callback, reads = hot(scope="step", compile_optimizer=False), Reads()
+    callback, reads = hot(**STEP), Reads()
     with reads.in_sessions():
-        fit(seeded(Net), [reads, callback], train=loader(8 * 300), max_steps=300)
+        fit(seeded(Small), [reads, callback], train=loader(8 * 300), max_steps=300)
     assert len(considered) < 250
     assert set(shares[1:]) == {0.0}
     assert considered.session.ledger.spent_s == pytest.approx(300)
@@ -349,14 +347,14 @@ def test_batches_in_turns_are_all_met(considered: Looks) -> None:
 
 def test_validation_in_between_loses_no_step() -> None:
     callback = declined()
-    fit(seeded(Net), [callback], train=loader(8 * 500), val=loader(8), max_epochs=2, val_check_interval=90)
+    fit(seeded(Small), [callback], train=loader(8 * 500), val=loader(8), max_epochs=2, val_check_interval=90)
     report = callback.report
     assert report.steps == 1000
     assert sum(phase.steps for phase in report.phases) == 1000
 
 
 def test_an_exception_in_a_nap_leaves_the_books_whole() -> None:
-    class Raises(Net):
+    class Raises(Small):
         def on_before_zero_grad(self, *_: Any) -> None:
             if self.trainer.global_step == 390:
                 raise KeyError("mine")
@@ -386,7 +384,7 @@ def test_an_optimizer_that_may_be_fused_is_tried_before_that(considered: Looks) 
 
 
 def test_a_rare_shape_at_the_end_leaves_the_decision_and_the_naps_as_they_are(considered: Looks) -> None:
-    callback = hot(cost_gate=True, threshold=5)
+    callback = hot(cost_gate=True, threshold=5, **STEP)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Weighing, "forecast", lambda self, track: Decision(go=True, reason="go"))
         patch.setattr(Weighing, "too_short", lambda self, plan=None: late(self))
@@ -402,7 +400,7 @@ def test_a_rare_shape_at_the_end_leaves_the_decision_and_the_naps_as_they_are(co
 
 
 def test_another_shape_ends_the_sleep_of_a_run_that_seemed_too_short(considered: Looks) -> None:
-    callback = hot(cost_gate=True, threshold=5)
+    callback = hot(cost_gate=True, threshold=5, **STEP)
     with pytest.MonkeyPatch.context() as patch:
 
         def at_first(weighing: Any, plan: Any = None) -> Decision | None:

@@ -600,7 +600,6 @@ class WithSmallConvolutions(WithMomentum):
 @pytest.mark.parametrize(
     ("net", "rows"),
     [
-        (WithMomentum, (8,)),
         (WithGroups, (8,)),
         (WithSmallConvolutions, (8,)),
         (WithMomentum, (5, 9, 6, 8, 7)),

@@ -8,17 +8,17 @@ import pytest
 
 from lightning_hotcompile.receipt.report import Report
 from tests.hot import assert_same, hot
-from tests.models import Batches, Net, fit, seeded
+from tests.models import Batches, Small, fit, seeded
 
 
-class Slow(Net):
+class Slow(Small):
     """Its batches take long enough for their times to say how many they are of, on a busy machine too."""
 
     def on_after_backward(self) -> None:
         time.sleep(0.01)
 
 
-def trained(sizes: list[int], accumulate: int, kind: type[Net] = Net, **options: object) -> Report:
+def trained(sizes: list[int], accumulate: int, kind: type[Small] = Small, **options: object) -> Report:
     """The report of a training with batches of these sizes in each epoch; its weights are eager's."""
     plain, model = seeded(kind), seeded(kind)
     callback = hot(scope="step", **options)
