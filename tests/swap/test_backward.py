@@ -102,14 +102,15 @@ class ByHand(WithSpare):
         optimizer.step()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+WITHOUT_INDUCTOR = [(WithSpare, "module"), (WithSpare, "auto"), (AcrossABreak, "step")]
+ALSO_BY_IT = [(WithSpare, "step"), (AcrossABreak, "module"), (PassesOn, "step"), (ByHand, "module")]
+
+
 @pytest.mark.parametrize(
-    ("model_class", "scope"),
+    ("model_class", "scope", "backend"),
     [
-        *((model_class, scope) for model_class in (WithSpare, AcrossABreak) for scope in ("step", "module")),
-        (WithSpare, "auto"),
-        (PassesOn, "step"),
-        (ByHand, "module"),
+        *((*each, "aot_eager") for each in (*WITHOUT_INDUCTOR, *ALSO_BY_IT)),
+        *(pytest.param(*each, "inductor", marks=pytest.mark.slow) for each in ALSO_BY_IT),
     ],
 )
 def test_a_training_is_as_without_the_callback(

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap.dynamo import TORCH, RestartCompile
+from lightning_hotcompile.swap.dynamo import RestartCompile
 from lightning_hotcompile.swap.inductor import cpp_wrapper
 from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.inductor.cpp_wrapper import or_else, why_not_asked, why_not_possible
-from tests.generated import output_code
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -139,27 +138,6 @@ class TestOrElse:
 
         with pytest.raises(restart):
             or_else(restarts, lambda *_: pytest.fail("compiled"))(*graph)
-
-
-SCRIPT = """
-from tests.hot import assert_proven, hot
-from tests.models import Net, fit, seeded
-
-callback = hot(backend="inductor", scope="step", store=None, compile_optimizer=True, {options})
-fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
-assert_proven(callback.report)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(TORCH < (2, 13), reason="not used with this torch")
-@pytest.mark.parametrize(("options", "in_cpp"), [("", 3), ("options=dict(cpp_wrapper=False)", 0)])
-def test_forward_backward_and_optimizer_call_their_kernels_from_cpp(
-    tmp_path: Path, options: str, in_cpp: int
-) -> None:
-    code = output_code(SCRIPT.format(options=options), tmp_path)
-    assert code.count("void inductor_entry_impl(") == in_cpp
-    assert code.count("def call(self, args)") == 3 - in_cpp
 
 
 def of_a_multinomial(x: Tensor) -> tuple[Tensor, ...]:

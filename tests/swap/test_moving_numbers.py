@@ -69,7 +69,7 @@ class Deep(Net):
 def test_such_blocks_stay_compiled() -> None:
     plain, model = seeded(Deep), seeded(Deep)
     fit(plain)
-    callback = hot(scope="regions")
+    callback = hot(scope="regions", backend="eager")
     fit(model, [callback])
     assert callback.report.phase == "steady"
     assert_proven(callback.report)

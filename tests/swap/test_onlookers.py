@@ -52,14 +52,19 @@ class Registers(pl.Callback):
         self.handle.remove()
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("epochs", [(0, 0), (2, 2)])
+BEFORE, AFTER = (0, 0), (2, 2)  # the flip
+
+
 @pytest.mark.parametrize(
-    ("register", "hook"),
+    ("register", "hook", "epochs", "scope"),
     [
-        ("register_module_forward_hook", halved),
-        ("register_module_forward_pre_hook", halved_before),
-        ("register_module_full_backward_hook", halved_backwards),
+        ("register_module_forward_hook", halved, BEFORE, SCOPES[0]),
+        ("register_module_forward_hook", halved, AFTER, SCOPES[1]),
+        ("register_module_forward_pre_hook", halved_before, AFTER, SCOPES[0]),
+        ("register_module_forward_pre_hook", halved_before, BEFORE, SCOPES[1]),
+        ("register_module_full_backward_hook", halved_backwards, BEFORE, SCOPES[0]),
+        ("register_module_full_backward_hook", halved_backwards, AFTER, SCOPES[0]),
+        ("register_module_full_backward_hook", halved_backwards, AFTER, SCOPES[1]),
     ],
 )
 def test_a_hook_on_all_modules_is_called(

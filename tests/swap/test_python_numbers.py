@@ -28,13 +28,13 @@ FUNCTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("caches", ["empty", "full"])
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_forward_and_backward_are_those_of_eager(
-    function: Callable[[Tensor, float], Tensor], caches: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    function: Callable[[Tensor, float], Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With caches that are empty, and again with what is in them then."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    for _ in range(2 if caches == "full" else 1):
+    for _ in range(2):
         torch._dynamo.reset()
         compare(function)
 
@@ -42,7 +42,7 @@ def test_forward_and_backward_are_those_of_eager(
 def compare(function: Callable[[Tensor, float], Tensor]) -> None:
     witness = Witness("inductor")
     compiled = CompiledFunction(function, witness.backend_for("region"), dynamic=None, fullgraph=False)
-    for number in (0.1, 0.2, 0.35, 0.5, 0.75):
+    for number in (0.1, 0.35, 0.75):  # the second is compiled for any number, the third runs that
         results: list[tuple[Tensor, Tensor | None]] = []
         for call in (function, compiled.compile):
             x = torch.linspace(-1, 1, 12, requires_grad=True)
@@ -52,7 +52,7 @@ def compare(function: Callable[[Tensor, float], Tensor]) -> None:
             results.append((out.detach(), x.grad))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
-    assert witness.watch.total_runs == 5
+    assert witness.watch.total_runs == 3
 
 
 class Anneals(Net):

@@ -234,9 +234,14 @@ class Gate(Net):
         return loss
 
 
-@pytest.mark.parametrize("backend", [RECOMPUTES, pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("by_data", [False, True])
-@pytest.mark.parametrize("kind", [nn.Parameter, nn.Buffer])
+@pytest.mark.parametrize(
+    ("kind", "by_data", "backend"),
+    [
+        *((kind, by_data, RECOMPUTES) for kind in (nn.Parameter, nn.Buffer) for by_data in (False, True)),
+        pytest.param(nn.Parameter, True, "inductor", marks=pytest.mark.slow),
+        pytest.param(nn.Buffer, False, "inductor", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_used_and_then_written_in_one_graph(
     kind: Callable[[Tensor], Tensor], by_data: bool, backend: str
 ) -> None:
