@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from lightning_hotcompile.swap.inductor.dropout_masks import DropoutMasks, why_n
 from tests.hot import assert_compiled_as_eager
 from tests.models import Net
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 DROPOUT = torch.ops.aten.native_dropout.default
 OURS = "hotcompile::draw("
 
@@ -44,32 +43,38 @@ def compiled(function: Callable[..., Any], *, dynamic: bool | None = None, **opt
     return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
 
 
-def dropped(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Inside of a larger loop, and the numbers that come after it."""
-    return F.dropout(x.sin(), p) * 2, torch.rand(3)
+def dropped(x: Tensor, *p: float) -> tuple[Tensor, ...]:
+    """Inside of larger loops, and the numbers that come after them."""
+    return *(F.dropout(x.sin(), each) * 2 for each in p), torch.rand(3)
 
 
-def assert_ours(code: Callable[..., Any], *inputs: Any, ours: bool = True) -> None:
-    """Whether its C++ code draws the mask; a compile that fails there would silently be another one."""
-    _, (text, *_) = run_and_get_code(code, inputs[0].clone().requires_grad_(), *inputs[1:])
-    assert (OURS in text) == (ours and IS_DRAWN_HERE)
+def leaves_of(inputs: Sequence[Any]) -> list[Any]:
+    return [x.detach().clone().requires_grad_() if isinstance(x, Tensor) else x for x in inputs]
+
+
+def assert_ours(code: Callable[..., Any], *inputs: Any, masks: int = 1) -> None:
+    """How many its C++ code draws; a compile that fails there would silently be another one."""
+    _, (text, *_) = run_and_get_code(code, *leaves_of(inputs))
+    assert text.count(OURS) == masks * IS_DRAWN_HERE
 
 
 def assert_as_eager(
     function: Callable[..., Any], code: Callable[..., Any], *inputs: Any, before: int = 0
 ) -> None:
-    """The same elements are dropped, the others are close, and so is the gradient; the state is the same."""
-    found = []
+    """The same elements are dropped, the others are close, and so are gradients; the state is the same."""
+    found, strides = [], []
     for run in (function, code):
-        x = inputs[0].detach().clone().requires_grad_()
+        leaves = leaves_of(inputs)
         torch.manual_seed(3)
         torch.empty(before, dtype=torch.int32).random_()  # so many words of the generator
-        outputs = run(x, *inputs[1:])
-        (gradient,) = torch.autograd.grad(outputs[0].sum(), x)
-        found.append((torch.get_rng_state(), *outputs, gradient))
+        outputs = run(*leaves)
+        weighted = [2**n * out.sum().double() for n, out in enumerate(outputs) if out.requires_grad]
+        gradients = torch.autograd.grad(sum(weighted), [x for x in leaves if isinstance(x, Tensor)])
+        found.append((torch.get_rng_state(), *outputs, *gradients))
+        strides.append([out.stride() for out in outputs])
     (state, *eager), (state_after, *ours) = found
     assert torch.equal(state, state_after)
-    assert ours[0].stride() == eager[0].stride()
+    assert strides[0] == strides[1]
     for one, other in zip(eager, ours, strict=True):
         torch.testing.assert_close(other, one, equal_nan=True)
         assert torch.equal(other == 0, one == 0)
@@ -86,45 +91,38 @@ def test_torch_has_its_own_way_back() -> None:
 
 @pytest.mark.slow
 @drawn_here
-@pytest.mark.parametrize("p", [0.1, 1e-9, 0.999])
-def test_masks_are_those_of_eager_at_any_length_and_any_state(p: float) -> None:
+def test_masks_are_those_of_eager_at_any_length_and_any_state() -> None:
+    p = (0.1, 0.5, 1e-9, 0.999)
     with DropoutMasks():
         code = compiled(dropped, dynamic=True)
-        assert_ours(code, torch.ones(7), p)
+        assert_ours(code, torch.ones(7), *p, masks=4)
         for size in (0, 1, 2, 311, 312, 313, 623, 624, 625, 936, 5000, 65_537):
             for before in (0, 1, 2, 621, 622, 623, 624, 625, 1247):
-                assert_as_eager(dropped, code, torch.rand(size) + 0.5, p, before=before)
+                assert_as_eager(dropped, code, torch.rand(size) + 0.5, *p, before=before)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lay_out", "ours", "dtype"),
+    ("lay_out", "ours"),
     [
-        *((lambda x: x, True, dtype) for dtype in DTYPES),
-        *((lambda x: x.to(memory_format=torch.channels_last), True, dtype) for dtype in DTYPES[::2]),
-        *((lambda x: x.permute(3, 1, 0, 2), True, dtype) for dtype in DTYPES[1::2]),
-        (lambda x: x[:, ::2], False, torch.float32),
-        (lambda x: x[:, :1].expand(-1, 6, -1, -1), False, torch.bfloat16),
+        (lambda x: x, True),
+        (lambda x: x.to(memory_format=torch.channels_last), True),
+        (lambda x: x.permute(3, 1, 0, 2), True),
+        (lambda x: x[:, ::2], False),
+        (lambda x: x[:, :1].expand(-1, 6, -1, -1), False),
     ],
-    ids=[
-        *(f"contiguous-{dtype}" for dtype in DTYPES),
-        *(f"channels_last-{dtype}" for dtype in DTYPES[::2]),
-        *(f"permuted-{dtype}" for dtype in DTYPES[1::2]),
-        "every other",
-        "expanded",
-    ],
+    ids=["contiguous", "channels_last", "permuted", "every other", "expanded"],
 )
-def test_elements_are_dropped_in_the_order_in_memory(
-    lay_out: Callable[[Tensor], Tensor], ours: bool, dtype: torch.dtype
-) -> None:
+def test_elements_are_dropped_in_the_order_in_memory(lay_out: Callable[[Tensor], Tensor], ours: bool) -> None:
     x = torch.rand(4, 6, 9, 13) + 0.5
     if TORCH < (2, 13) and not lay_out(x).is_contiguous() and ours:
         pytest.skip("torch 2.11 draws in the order that Inductor has chosen; the comparison finds that out")
-    step = lambda x: (F.dropout(lay_out(x), 0.3), torch.rand(3))  # noqa: E731
+    each = [x.to(dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)]
+    step = lambda *each: (*(F.dropout(lay_out(x), 0.3) for x in each), torch.rand(3))  # noqa: E731
     with DropoutMasks():
         code = compiled(step)
-        assert_ours(code, x.to(dtype), ours=ours)
-        assert_as_eager(step, code, x.to(dtype))
+        assert_ours(code, *each, masks=4 * ours)
+        assert_as_eager(step, code, *each)
 
 
 def joined(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,12 +142,14 @@ def test_eagers_order_counts_and_not_the_one_that_inductor_has_chosen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0, 5), (0,)])
-def test_one_element_and_none(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("shapes", "masks"), [([(), (1,), (1, 1)], 3), ([(0, 5), (0,)], 0)])
+def test_one_element_and_none(shapes: list[tuple[int, ...]], masks: int) -> None:
+    each = [torch.rand(shape) + 0.5 for shape in shapes]
+    step = lambda *each: (*(F.dropout(x.sin(), 0.4) * 2 for x in each), torch.rand(3))  # noqa: E731
     with DropoutMasks():
-        code = compiled(dropped)
-        assert_ours(code, torch.rand(shape) + 0.5, 0.4, ours=0 not in shape)
-        assert_as_eager(dropped, code, torch.rand(shape) + 0.5, 0.4)
+        code = compiled(step)
+        assert_ours(code, *each, masks=masks)
+        assert_as_eager(step, code, *each)
 
 
 @pytest.mark.slow
@@ -185,21 +185,29 @@ def nothing_dropped(x: Tensor) -> tuple[Tensor, Tensor]:
     return F.dropout(x, 0.0) * F.dropout(x, 0.4, training=False), torch.rand(3)
 
 
+KINDS = (twice, attended, of_a_channel, alpha, nothing_dropped)
+DRAWN_HERE = (twice, attended)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "in_cpp"),
+    ("steps", "options", "masks"),
     [
-        *((step, None) for step in (twice, attended, of_a_channel, alpha, nothing_dropped)),
-        *((step, False) for step in (twice, of_a_channel)),
+        (DRAWN_HERE, {}, 3),
+        (tuple(step for step in KINDS if step not in DRAWN_HERE), {}, 0),
+        (KINDS, {"cpp_wrapper": False}, 0),
     ],
+    ids=["drawn here", "others", "not in C++"],
 )
-def test_each_kind_of_dropout_is_right(step: Callable[[Tensor], Any], in_cpp: bool | None) -> None:
-    options = {} if in_cpp is None else {"cpp_wrapper": in_cpp}
+def test_each_kind_of_dropout_is_right(steps: Sequence[Any], options: dict[str, Any], masks: int) -> None:
+    def together(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(out for step in steps for out in step(x))
+
     x = torch.rand(4000) + 0.5
     with DrawsInOrder(), DropoutMasks():
-        code = compiled(step, **options)
-        assert_ours(code, x, ours=in_cpp is None and step in (twice, attended))
-        assert_as_eager(step, code, x)
+        code = compiled(together, **options)
+        assert_ours(code, x, masks=masks)
+        assert_as_eager(together, code, x)
 
 
 @pytest.mark.slow
