@@ -6,22 +6,35 @@ from pathlib import Path
 
 import pytest
 
+from lightning_hotcompile.swap.dynamo import TORCH
 from tests.generated import bodies, output_code
 
 SCRIPT = """
-from tests.hot import hot
+from tests.hot import assert_proven, hot
 from tests.models import Net, fit, seeded
 
-callback = hot(backend="inductor", scope="step", store=None)
-fit(seeded(Net, width=8, n_block=1), [callback], max_steps=8, max_epochs=-1)
-assert any(region.proven for region in callback.report.regions), callback.report.to_text()
+for i, options in enumerate([None, {"size_asserts": True}, {"cpp_wrapper": False}]):
+    callback = hot(backend="inductor", scope="step", store=None, compile_optimizer=True, options=options)
+    fit(seeded(Net, width=8 + i, n_block=1), [callback], max_steps=8, max_epochs=-1)
+    assert_proven(callback.report)
 """
+GRAPHS = 3
+"""Of each training: forward, backward, optimizer."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_torchs_log_has_the_code_of_each_graph(tmp_path: Path) -> None:
-    text = output_code(SCRIPT, tmp_path)
-    assert len(bodies(text)) >= 3, "forward, backward and optimizer"
-    assert "cross_entropy" in text or "nll_loss" in text, "the loss is in the step's graph"
-    assert "Output code written to: " in text
+def test_torchs_log_has_the_code_of_each_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CPP_WRAPPER", "TORCHINDUCTOR_SIZE_ASSERTS"):
+        monkeypatch.delenv(name, raising=False)
+    code = output_code(SCRIPT, tmp_path)
+    assert "cross_entropy" in code or "nll_loss" in code, "the loss is in the step's graph"
+    assert "Output code written to: " in code
+    calls = bodies(code)
+    assert len(calls) == 3 * GRAPHS
+    checked = [" assert_size_stride(" in call for call in calls]
+    assert checked[:GRAPHS] == [True, True, False], "the optimizer's checks all at once"
+    assert checked[GRAPHS : 2 * GRAPHS] == [True, True, True], "unless asked to do it one by one"
+    if TORCH >= (2, 13):
+        ways = [way for way in code.split() if way in ("inductor_entry_impl(", "call(self,")]
+        assert ways == 2 * GRAPHS * ["inductor_entry_impl("] + GRAPHS * ["call(self,"]
