@@ -40,8 +40,8 @@ def looks_at_a_block(hook: str, look: Any, base: type[Any] = pl.Callback) -> Any
 def train(hook: str, look: Any, *, first: bool, scope: str, **options: Any) -> HotCompile:
     """A training with another callback before or after ours; its weights are those without ours."""
     found = []
-    for callback in (None, hot(scope=scope, **options)):
-        model, other = seeded(Net), looks_at_a_block(hook, look)()
+    for callback in (None, hot(scope=scope, compile_optimizer=False, **options)):
+        model, other = seeded(Net, n_block=2), looks_at_a_block(hook, look)()
         ours = [] if callback is None else [callback]
         fit(model, [other, *ours] if first else [*ours, other])
         found.append(model)
@@ -89,7 +89,7 @@ def test_the_modules_own_hooks_run_eagerly_too(hook: str) -> None:
 
     found = []
     for callback in (None, hot(scope="regions")):
-        model = seeded(looks_at_a_block(hook, look, Net))
+        model = seeded(looks_at_a_block(hook, look, Net), n_block=2)
         fit(model, [] if callback is None else [callback])
         found.append(model)
     assert_same(*found)
@@ -108,7 +108,7 @@ def test_a_step_that_a_hook_calls_is_eager() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.loss(batch)
 
-    callback = hot(scope="step")
+    callback = hot(scope="step", compile_optimizer=False)
     fit(seeded(Plain), [looks_at_a_block("on_train_batch_end", look)(), callback])
     assert (callback.report.phase, callback.report.recompiles) == ("steady", 0)
     assert all(logged)
@@ -130,7 +130,7 @@ def test_a_backward_that_a_hook_starts_repeats_blocks_as_they_ran(reentrant: boo
 
     found = []
     for callback in (None, hot(scope="regions")):
-        model = seeded(Checkpointed)
+        model = seeded(Checkpointed, n_block=2)
         fit(model, [] if callback is None else [callback])
         found.append(model)
     assert_same(*found)

@@ -21,7 +21,7 @@ from lightning_hotcompile.swap.parity import trial
 from lightning_hotcompile.swap.parity.captured import tensors_of
 from tests.functions import WrongGradient, from_run
 from tests.hot import assert_same, hot
-from tests.models import Batches, Net, fit, seeded, weights
+from tests.models import Batches, Net, Small, fit, seeded, weights
 
 SCOPES = ["step", "regions"]
 
@@ -185,7 +185,7 @@ def test_the_same_for_the_optimizer(backend: Any, reason: str) -> None:
     def only_the_optimizer(graph: Any, inputs: Any, **given: Any) -> Any:
         return backend(graph, inputs, **given) if tensors_of(graph) else graph.forward
 
-    plain, model = seeded(Net), seeded(Net)
+    plain, model = seeded(Small), seeded(Small)
     callback = hot(backend=only_the_optimizer, scope="step", on_error="eager", compile_optimizer=True)
     fit(plain)
     fit(model, [callback])
@@ -198,7 +198,7 @@ def test_the_same_for_the_optimizer(backend: Any, reason: str) -> None:
 @pytest.mark.parametrize("options", [{"compile_optimizer": True}, {"fullgraph": True}], ids=str)
 def test_under_a_mode_that_sees_each_operation_nothing_is_compiled(options: dict[str, Any]) -> None:
     """Dynamo skips each frame there; with ``fullgraph`` torch 2.13 raises that after it has run."""
-    plain, model = seeded(Net), seeded(Net)
+    plain, model = seeded(Small), seeded(Small)
     callback = hot(scope="step", on_error="eager", **options)
     for each, callbacks in ((plain, []), (model, [callback])):
         with FlopCounterMode(display=False) as counter:
@@ -264,10 +264,10 @@ class TestUsersOwnErrors:
             if len(calls) == 12:
                 raise error
 
-        model = seeded(Net)
+        model = seeded(Small)
         model.blocks[0].register_forward_hook(torch.compiler.disable(hook))
         with pytest.raises(ValueError, match=r"^mine$") as caught:
-            fit(model, [hot(scope=scope, on_error="eager")])
+            fit(model, [hot(scope=scope, on_error="eager", compile_optimizer=False)])
         assert caught.value is error
         assert_given_back(model)
 
@@ -279,7 +279,7 @@ class TestUsersOwnErrors:
                 if trainer.global_step == 8:
                     raise KeyError("mine")
 
-        model = seeded(Net)
+        model = seeded(Small)
         with pytest.raises(KeyError, match="mine"):
             fit(model, [hot(), Raises()])
         assert_given_back(model)
@@ -403,7 +403,7 @@ class TestInductor:
     """What the machine may lack when the real compiler runs on it."""
 
     def train(self) -> HotCompile:
-        return train(hot(backend="inductor", scope="step", on_error="eager", compile_optimizer=False))
+        return train(hot(backend="inductor", scope="step", on_error="eager", compile_optimizer=False), Small)
 
     def test_no_cpp_compiler(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import BatchSizeFinder
 from torch._dynamo.variables.tensor import TensorVariable
 
 from lightning_hotcompile import HotCompile
-from tests.hot import assert_proven, assert_same, hot
-from tests.models import Net, fit, loader, make_trainer, seeded
+from tests.hot import STEP, assert_proven, assert_same, hot
+from tests.models import Net, Small, fit, loader, make_trainer, seeded
 
 
 class Counting:
@@ -52,13 +52,13 @@ class TestOneListForSeveralTrainers:
         callbacks: list[Any] = [pl.Callback()]
         for _ in range(2):
             trainer = make_trainer(callbacks, max_epochs=1)
-            trainer.fit(seeded(Net), loader())
+            trainer.fit(seeded(Small), loader())
         found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         phases = [c.report.phase for c in found if isinstance(c, HotCompile)]
         assert sorted(phases) == ["declined", "observing"]
 
 
-class WrapsItsOptimizer(Net):
+class WrapsItsOptimizer(Small):
     """Counts the steps of its optimizer by a wrapper on the instance."""
 
     def configure_optimizers(self) -> Any:
@@ -90,7 +90,7 @@ class TestOptimizerWrappedByTheUser:
 
         monkeypatch.setattr(torch.optim.SGD, "step", step)
 
-        class WithSGD(Net):
+        class WithSGD(Small):
             def configure_optimizers(self) -> Any:
                 return torch.optim.SGD(self.parameters(), lr=0.05)
 
@@ -108,15 +108,15 @@ class TestOptimizerWrappedByTheUser:
                     placed.append((owner, Counting(getattr(owner, what))))
                     vars(owner)[what] = placed[0][1]
 
-        callback = hot(scope="step")
-        fit(seeded(Net), [callback, Instruments()])
+        callback = hot(scope="step", compile_optimizer=what == "step")
+        fit(seeded(Small), [callback, Instruments()])
         assert callback.report.phase == "steady"
         ((owner, counting),) = placed
         assert counting.calls == 28
         assert vars(owner).get(what) is counting
 
 
-class CountsResets(Net):
+class CountsResets(Small):
     """Counts how often its metric is reset, and looks at the count within the step."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class CountsResets(Net):
         return loss
 
 
-class ReadsItsLogs(Net):
+class ReadsItsLogs(Small):
     """Reads back within the step what it has just logged."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class ReadsItsLogs(Net):
 class TestInsideOfTheStep:
     def test_attributes_of_a_callable_on_a_metric_are_its_own(self) -> None:
         plain, model = seeded(CountsResets), seeded(CountsResets)
-        callback = hot()
+        callback = hot(**STEP)
         fit(plain)
         fit(model, [callback])
         assert_proven(callback.report)
@@ -158,7 +158,7 @@ class TestInsideOfTheStep:
         assert model.seen == plain.seen
 
     def test_what_was_logged_can_be_read_back_at_once(self) -> None:
-        model, callback = seeded(ReadsItsLogs), hot()
+        model, callback = seeded(ReadsItsLogs), hot(**STEP)
         fit(model, [callback])
         assert_proven(callback.report)
         assert model.differences == [0.0] * 48
@@ -174,7 +174,7 @@ def random_offset(width: int) -> torch.Tensor:
     return torch.randn(width)
 
 
-class DrawsOnce(Net):
+class DrawsOnce(Small):
     """Adds what a function with a cache has drawn in the first step."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -182,7 +182,7 @@ class DrawsOnce(Net):
         return torch.nn.functional.cross_entropy(self(x + random_offset(8)), y)
 
 
-class DrawsOnceItself(Net):
+class DrawsOnceItself(Small):
     """The same with the cache on a method."""
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
@@ -199,7 +199,7 @@ class TestFunctionsWithACache:
     @pytest.mark.parametrize("kind", [DrawsOnce, DrawsOnceItself])
     def test_what_was_made_once_stays(self, kind: type[Net]) -> None:
         results, states = [], []
-        callback = hot(scope="step")
+        callback = hot(**STEP)
         for callbacks in ([], [callback]):
             random_offset.cache_clear()
             MADE.clear()
@@ -212,7 +212,7 @@ class TestFunctionsWithACache:
         assert states[0] == states[1]
 
 
-class AsksTheClock(Net):
+class AsksTheClock(Small):
     """Calls what Dynamo cannot trace, and reads a number back."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -237,7 +237,7 @@ class TestConsole:
 
 
 class TestBatchSizeFinder:
-    class Sized(Net):
+    class Sized(Small):
         def __init__(self) -> None:
             super().__init__()
             self.batch_size = 2
@@ -270,6 +270,6 @@ def test_one_process_can_train_as_often_as_it_likes(scope: str) -> None:
     """Dynamo counts what it compiles for a code object, and has enough after 256 times in one process."""
     with torch._dynamo.config.patch(accumulated_recompile_limit=3):
         for _ in range(5):
-            callback = hot(scope=scope, compile_optimizer=True)
-            fit(seeded(Net), [callback], max_steps=8, max_epochs=-1)
+            callback = hot(scope=scope, compile_optimizer=scope == "step")
+            fit(seeded(Small), [callback], max_steps=8, max_epochs=-1)
             assert_proven(callback.report)

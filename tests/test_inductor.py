@@ -31,7 +31,8 @@ KINDS = {"step": {"step", "optimizer"}, "regions": {"group", "module"}, "pattern
 
 @pytest.mark.parametrize("name", SCOPES)
 def test_trains_like_eager_and_proves_every_region(name: str) -> None:
-    plain, model = seeded(Net, width=8), seeded(Net, width=8)
+    n_block = 1 if name == "step" else 2  # a group of regions is of two at least
+    plain, model = seeded(Net, width=8, n_block=n_block), seeded(Net, width=8, n_block=n_block)
     callback = hot(backend="inductor", **SCOPES[name])
     options = {"max_epochs": 2, "val": loader(16)}
     without = fit(plain, **options)
@@ -62,12 +63,12 @@ def test_where_warnings_are_errors_it_compiles_all_the_same() -> None:
         import warnings
 
         from tests.hot import assert_proven, hot
-        from tests.models import Net, fit, seeded
+        from tests.models import Small, fit, seeded
 
         callback = hot(backend="inductor", compile_optimizer=True, store=None)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=DeprecationWarning, module="torch")
-            fit(seeded(Net), [callback])
+            fit(seeded(Small), [callback])
         assert_proven(callback.report)
         """
     )

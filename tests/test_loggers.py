@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_hotcompile import HotCompile, Report
 from lightning_hotcompile.receipt.metrics import PHASE_NUMBER
-from tests.hot import ALWAYS_LOGGED, hot
-from tests.models import Net, fit, loader, make_trainer, seeded
+from tests.hot import ALWAYS_LOGGED, STEP, hot
+from tests.models import Small, fit, loader, make_trainer, seeded
 
 pytest.importorskip("tensorboard")
 
@@ -48,7 +48,7 @@ def train(
     table = CSVLogger(folder, name="csv", version="", flush_logs_every_n_steps=1)
     settings = {"max_epochs": 6, "log_every_n_steps": LOG_EVERY, **options}
     trainer = make_trainer([callback], logger=[tensorboard, table], **settings)
-    trainer.fit(seeded(Net), data if data is not None else loader(), ckpt_path=ckpt)
+    trainer.fit(seeded(Small), data if data is not None else loader(), ckpt_path=ckpt)
     with (folder / "csv" / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     events = EventAccumulator(str(folder / "tb"))
@@ -58,7 +58,7 @@ def train(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    yield train(tmp_path_factory.mktemp("loggers"), hot(threshold=6))
+    yield train(tmp_path_factory.mktemp("loggers"), hot(threshold=6, **STEP))
     torch._dynamo.reset()
 
 
@@ -156,7 +156,7 @@ def test_steps_never_run_ahead_of_training(run: Run) -> None:
 
 def test_lightnings_own_curve_is_as_without(run: Run, tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="")
-    fit(seeded(Net), logger=logger, max_epochs=6, log_every_n_steps=LOG_EVERY)
+    fit(seeded(Small), logger=logger, max_epochs=6, log_every_n_steps=LOG_EVERY)
     with (tmp_path / "metrics.csv").open(newline="") as file:
         plain = [(int(r["step"]), float(r["loss"])) for r in csv.DictReader(file) if r["loss"]]
     assert [step for step, _ in plain] == [step for step, _ in run.csv_points("loss")]
@@ -172,7 +172,7 @@ def test_a_prefix_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_no_prefix_leaves_the_loggers_to_the_model(tmp_path: Path) -> None:
-    run = train(tmp_path, hot(log_prefix=None), max_epochs=2)
+    run = train(tmp_path, hot(log_prefix=None, **STEP), max_epochs=2)
     assert run.report.regions[0].proven
     assert not [tag for kind in run.tensorboard.Tags().values() if kind for tag in list(kind) if "hot" in tag]
 
@@ -187,7 +187,7 @@ def test_a_run_that_was_declined_by_the_forecast_tells_no_numbers_of_compiling(t
 
 
 def test_under_accumulation_the_steps_are_those_of_lightning(tmp_path: Path) -> None:
-    callback = hot(threshold=2)
+    callback = hot(threshold=2, **STEP)
     run = train(tmp_path, callback, accumulate_grad_batches=3, max_epochs=8, data=loader(48))
     assert (run.steps, callback.report.steps) == (16, 48)
     own = [step for step, _ in run.points("loss")]
@@ -198,7 +198,7 @@ def test_under_accumulation_the_steps_are_those_of_lightning(tmp_path: Path) -> 
 
 
 def test_a_resumed_run_goes_on_at_lightnings_steps(tmp_path: Path) -> None:
-    trainer = fit(seeded(Net), max_epochs=1, limit_train_batches=7)
+    trainer = fit(seeded(Small), max_epochs=1, limit_train_batches=7)
     trainer.save_checkpoint(tmp_path / "first.ckpt")
     callback = hot(threshold=10_000)
     run = train(tmp_path, callback, max_epochs=3, limit_train_batches=7, ckpt=tmp_path / "first.ckpt")

@@ -17,7 +17,7 @@ from lightning_hotcompile import HotCompile
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.run.reporting import REPEATABLE
 from lightning_hotcompile.swap.gate import Lane
-from tests.hot import hot
+from tests.hot import STEP, hot
 from tests.models import Net, fit, loader, seeded, weights
 
 STEPS = 60
@@ -47,7 +47,7 @@ class Slowed(pl.Callback):
 
 
 def lanes(slow: Lane, **options: Any) -> list[Lane]:
-    callback = hot(scope="step", compile_optimizer=False, threshold=3, **options)
+    callback = hot(**STEP, threshold=3, **options)
     watch = Slowed(callback, slow)
     fit(seeded(Net), [callback, watch], train=loader(8 * STEPS), max_steps=STEPS)
     return watch.lanes
@@ -87,7 +87,7 @@ class Dropping(Net):
     """With random numbers, and operations whose compiled code rounds otherwise."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(n_block=1)
         self.more = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.2))
         self.back = nn.Linear(64, 8)
 
@@ -137,7 +137,7 @@ def _deterministic() -> Iterator[None]:
 def test_who_asks_for_determinism_is_told(
     options: dict[str, Any], deterministic: bool, is_told: bool
 ) -> None:
-    callback = hot(**options)
+    callback = hot(**STEP, **options)
     fit(seeded(Net), [callback], train=loader(8 * 30), max_steps=30, deterministic=deterministic)
     notes = [note for note in callback.report.notes if REPEATABLE in note]
     assert len(notes) == is_told

@@ -28,8 +28,8 @@ from lightning_hotcompile.swap.prewarm.parent import Job, Result, Status
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.unit import UnitSignature
-from tests.hot import assert_proven, assert_same, hot
-from tests.models import Net, fit, loader, make_trainer, seeded
+from tests.hot import STEP, assert_proven, assert_same, hot
+from tests.models import Net, Small, fit, loader, make_trainer, seeded
 
 GO = Decision(go=True, reason="it pays")
 
@@ -110,7 +110,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
 
 @pytest.mark.parametrize("scope", ["step", "regions"])
 def test_one_step_is_traced_and_training_goes_on_eagerly(scripted: type[Scripted], scope: str) -> None:
-    plain, model, callback = seeded(Net), seeded(Net), hot(scope=scope)
+    plain, model, callback = seeded(Small), seeded(Small), hot(scope=scope)
     fit(plain, max_epochs=6)
     fit(model, [callback], max_epochs=6)
     assert_same(plain, model)
@@ -136,11 +136,11 @@ def test_a_step_that_never_comes_back_gives_its_threads_back(
     monkeypatch.setattr(scripted, "is_slowing", property(lambda self: self.looks > 0))
     monkeypatch.setattr(scripted, "looks", 20)
 
-    class Freezes(Net):
+    class Freezes(Small):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.inp.requires_grad_(self.global_step < 6)
 
-    callback = hot(scope="step")
+    callback = hot(**STEP)
     fit(seeded(Freezes), [callback], max_epochs=6)
     (made,) = scripted.made
     assert made.looks <= 0
@@ -154,7 +154,7 @@ def test_a_step_that_never_comes_back_gives_its_threads_back(
 def test_a_run_that_ends_first_ends_the_child(scripted: type[Scripted]) -> None:
     scripted.looks = 10_000
     try:
-        model, callback = seeded(Net), hot(scope="step")
+        model, callback = seeded(Small), hot(**STEP)
         fit(model, [callback], max_epochs=1)
     finally:
         scripted.looks = 5
@@ -164,7 +164,7 @@ def test_a_run_that_ends_first_ends_the_child(scripted: type[Scripted]) -> None:
 
 
 def test_an_exception_in_the_traced_step_gives_the_model_back(scripted: type[Scripted]) -> None:
-    class Fails(Net):
+    class Fails(Small):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
             if self.global_step == 3:
@@ -195,8 +195,9 @@ def test_why_there_is_none(options: dict[str, Any], reason: str) -> None:
         def on_train_batch_end(self, *_: Any) -> None:
             seen.append(callback._runs["train"].session.rounds.now.weighing.why_no_prewarm())
 
-    callback = hot(**{"backend": "inductor", "prewarm": True, "threshold": 1000, **options})
-    make_trainer([callback, Looks()], max_steps=1, max_epochs=-1).fit(seeded(Net), loader())
+    least = {"scope": "pattern", "targets": ["head"]}  # for the one that compiles
+    callback = hot(**{"backend": "inductor", "prewarm": True, "threshold": 1000, **least, **options})
+    make_trainer([callback, Looks()], max_steps=1, max_epochs=-1).fit(seeded(Small), loader())
     assert reason in str(seen[0])
 
 
@@ -268,7 +269,7 @@ class Hooks(pl.Callback):
 
 
 def test_the_optimizer_goes_to_the_child_in_words(kept: type[Kept]) -> None:
-    plain, model, callback, hooks = seeded(Net), seeded(Net), hot(scope="step"), Hooks()
+    plain, model, callback, hooks = seeded(Small), seeded(Small), hot(scope="step"), Hooks()
     fit(plain, max_epochs=6)
     fit(model, [hooks, callback], max_epochs=6)
     assert_same(plain, model)
@@ -319,7 +320,7 @@ def test_when_a_child_waits_for_another_batch(changes: dict[str, Any], waits: bo
 def test_with_accumulated_gradients_a_step_that_ends_in_an_update_is_shown(
     kept: type[Kept], batches: int
 ) -> None:
-    plain, model, callback = seeded(Net), seeded(Net), hot(scope="step")
+    plain, model, callback = seeded(Small), seeded(Small), hot(scope="step")
     keeps = KeepsPrewarm(callback)
     fit(plain, max_epochs=6, accumulate_grad_batches=batches)
     fit(model, [callback, keeps], max_epochs=6, accumulate_grad_batches=batches)
@@ -376,16 +377,16 @@ def test_a_child_that_is_done_is_known_to_be_whoever_asks() -> None:
             if callback.phase == "prewarming" and prewarm is not None:
                 prewarm.is_over()
 
-    callback = hot(scope="step")
-    fit(seeded(Net), [callback, AsksToo()], max_epochs=8)
+    callback = hot(**STEP)
+    fit(seeded(Small), [callback, AsksToo()], max_epochs=8)
     assert callback.report.phase == "steady"
 
 
 @pytest.mark.usefixtures("one_of_two_threads")
 class TestFewerThreads:
     def test_training_gives_one_up_while_the_child_compiles_and_gets_it_back(self) -> None:
-        callback = hot(scope="step")
-        fit(seeded(Net), [callback, threads := Threads(callback)], max_epochs=8)
+        callback = hot(**STEP)
+        fit(seeded(Small), [callback, threads := Threads(callback)], max_epochs=8)
         while_prewarming = [n for phase, n in threads.seen if phase == "prewarming"]
         assert while_prewarming[0] == 2, "the traced step: the number is part of the compiled code"
         assert set(while_prewarming[1:]) == {1}
@@ -401,8 +402,8 @@ class TestFewerThreads:
             def on_train_batch_end(self, *_: Any) -> None:
                 sessions[:] = [callback._runs["train"].session]
 
-        callback = hot(scope="step")
-        fit(seeded(Net), [callback, Keeps()], max_epochs=8)
+        callback = hot(**STEP)
+        fit(seeded(Small), [callback, Keeps()], max_epochs=8)
         prewarming = next(p for p in callback.report.phases if p.name == "prewarming")
         assert prewarming.steps > 10
         assert prewarming.median_ms is None, "no usual step among them"
@@ -410,7 +411,7 @@ class TestFewerThreads:
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
     def test_it_gets_it_back_whatever_happens(self, error: type[BaseException]) -> None:
-        class Fails(Net):
+        class Fails(Small):
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 if self.global_step == 9:
                     seen.append(torch.get_num_threads())
@@ -419,18 +420,18 @@ class TestFewerThreads:
 
         seen: list[int] = []
         with pytest.raises((error, SystemExit)):
-            fit(seeded(Fails), [hot(scope="step")])
+            fit(seeded(Fails), [hot(**STEP)])
         assert seen == [1]
         assert torch.get_num_threads() == 2
 
     def test_validation_gets_it_back_too_once_the_child_is_done(self) -> None:
-        class Threads(Net):
+        class Threads(Small):
             def validation_step(self, batch: Any, batch_idx: int) -> None:
                 super().validation_step(batch, batch_idx)
                 seen.append(torch.get_num_threads())
 
         seen: list[int] = []
-        callback = hot(scope="step", threshold=11)
+        callback = hot(threshold=11, **STEP)
         fit(seeded(Threads), [callback], val=loader(8 * 40), max_epochs=1)
         assert callback.report.phase == "prewarming"
         assert seen[2] == 1, "after the sanity check"
@@ -445,9 +446,9 @@ class TestFewerThreads:
                 seen[trainer.current_epoch].append((callback.phase, torch.get_num_threads(), slowed))
 
         seen: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
-        callback = hot(scope="step", stages=("train", "validate"), threshold=31)
+        callback = hot(stages=("train", "validate"), threshold=31, **STEP)
         data = {"train": loader(8 * 30), "val": loader(8 * 32)}
-        fit(seeded(Net), [callback, Sees()], **data, max_epochs=5)
+        fit(seeded(Small), [callback, Sees()], **data, max_epochs=5)
         waits = list(itertools.takewhile(lambda each: each[0] == "observing", seen[1]))
         assert len(waits) >= 10, "it is hot at the first of them, but the validation before has begun a child"
         assert {threads for _, threads, _ in waits} == {1}
@@ -457,13 +458,13 @@ class TestFewerThreads:
         assert callback.reports["validate"].phase == "steady"
 
     def test_a_run_that_ends_first_gets_it_back(self) -> None:
-        callback = hot(scope="step")
-        make_trainer([callback], max_steps=6, max_epochs=-1).fit(seeded(Net), loader())
+        callback = hot(**STEP)
+        make_trainer([callback], max_steps=6, max_epochs=-1).fit(seeded(Small), loader())
         assert callback.report.phase == "prewarming"
         assert torch.get_num_threads() == 2
 
 
-class TwoOptimizers(Net):
+class TwoOptimizers(Small):
     """Steps two optimizers by hand."""
 
     def __init__(self) -> None:
@@ -521,7 +522,7 @@ def test_an_optimizer_without_an_update_in_the_traced_step_is_told(monkeypatch: 
 def test_an_optimizer_whose_settings_have_moved_is_not_for_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flip would not take it either."""
 
-    class Cycles(Net):
+    class Cycles(Small):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters())
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=100)
@@ -540,12 +541,12 @@ def test_an_optimizer_whose_settings_have_moved_is_not_for_the_child(monkeypatch
 
 @pytest.mark.parametrize("limit_s", [None, 30.0])
 def test_the_child_has_the_time_that_was_asked_for(kept: type[Kept], limit_s: float | None) -> None:
-    fit(seeded(Net), [hot(scope="step", compile_timeout=limit_s)], max_epochs=2)
+    fit(seeded(Small), [hot(compile_timeout=limit_s, **STEP)], max_epochs=2)
     assert kept.options["limit_s"] == limit_s
 
 
 def test_an_optimizer_that_cannot_be_described_is_told_and_left_to_the_flip(kept: type[Kept]) -> None:
-    class Unusual(Net):
+    class Unusual(Small):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters())
             optimizer.param_groups[0]["decay_rule"] = torch.sqrt
@@ -558,14 +559,14 @@ def test_an_optimizer_that_cannot_be_described_is_told_and_left_to_the_flip(kept
     assert_proven(callback.report)
 
 
-class WithMomentum(Net):
+class WithMomentum(Small):
     """SGD with momentum."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=1e-2, momentum=0.9)
 
 
-class WithGroups(Net):
+class WithGroups(Small):
     """AdamW with two groups and a schedule."""
 
     def configure_optimizers(self) -> Any:
@@ -646,7 +647,7 @@ def test_a_child_that_took_too_long_is_weighed_again(
     monkeypatch.setattr(scripted, "is_over", is_over)
     monkeypatch.setattr(scripted, "has_compiled", has_compiled)
     callback = hot(cost_gate=True, prewarm=True)
-    fit(seeded(Net), [callback])
+    fit(seeded(Small), [callback])
     assert callback.report.phase == "declined"
     assert f"too late after a child process, {words}: not worth it" in callback.report.reason
     assert [e["phase"] for e in callback.report.events if "phase" in e][:2] == ["prewarming", "declined"]

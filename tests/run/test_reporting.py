@@ -21,8 +21,8 @@ from lightning_hotcompile.run.flip import allocated_peak_mb
 from lightning_hotcompile.run.reporting import _region_proof, timeline_image
 from lightning_hotcompile.swap.installation import Proof
 from tests.functions import tells_nothing
-from tests.hot import hot
-from tests.models import Net, fit, loader, seeded
+from tests.hot import STEP, hot
+from tests.models import Small, fit, loader, seeded
 from tests.view.examples import events, report
 
 
@@ -62,8 +62,8 @@ def test_a_region_whose_calls_are_mostly_eager_says_so(runs: int, note: str) -> 
 
 def test_a_training_logs_it_once_at_the_end(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'recipes'")
-    callback = hot()
-    fit(seeded(Net), [callback], logger=TensorBoardLogger(tmp_path, name="", version=""), max_epochs=2)
+    callback = hot(**STEP)
+    fit(seeded(Small), [callback], logger=TensorBoardLogger(tmp_path, name="", version=""), max_epochs=2)
     (event,) = logged_images(tmp_path)
     assert (event.step, event.width > event.height) == (callback.report.steps, True)
 
@@ -73,7 +73,12 @@ def test_a_training_without_matplotlib_logs_none_and_says_nothing(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", HotCompileWarning)
-        fit(seeded(Net), [hot()], logger=TensorBoardLogger(tmp_path, name="", version=""), max_epochs=1)
+        fit(
+            seeded(Small),
+            [hot(**STEP)],
+            logger=TensorBoardLogger(tmp_path, name="", version=""),
+            max_epochs=1,
+        )
     assert logged_images(tmp_path) == []
 
 
@@ -101,8 +106,8 @@ def test_nor_has_one_whose_allocator_is_not_torchs(monkeypatch: pytest.MonkeyPat
 
 def test_the_speed_up_is_that_of_the_signature_that_the_reason_is_about() -> None:
     """A smaller last batch of each epoch is hot later, and its first steps are none to report."""
-    callback = hot(threshold=3)
-    fit(seeded(Net), [callback], train=loader(36), max_epochs=14)
+    callback = hot(threshold=3, **STEP)
+    fit(seeded(Small), [callback], train=loader(36), max_epochs=14)
     settled = [e for e in callback.report.events if e.get("phase") == "settling"]
     assert len(settled) == 2, "both sizes were compiled"
     assert callback.report.phase == "steady"
@@ -113,13 +118,13 @@ def test_the_speed_up_is_that_of_the_signature_that_the_reason_is_about() -> Non
 class TestWhyEager:
     """What is said of a region whose compiled code never ran."""
 
-    def notes(self, model: Net, **options: Any) -> list[str]:
+    def notes(self, model: Small, **options: Any) -> list[str]:
         callback = hot(**options)
         fit(model, [callback], max_epochs=6)
         return [note for note in callback.report.notes if "did not run compiled" in note]
 
     def test_one_that_is_called_after_all_was_compiled(self) -> None:
-        class CallsLate(Net):
+        class CallsLate(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.spare = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8))
@@ -143,7 +148,7 @@ class TestWhyEager:
         ],
     )
     def test_an_optimizer(self, first: int, rate: float, why: str) -> None:
-        class OneIsLate(Net):
+        class OneIsLate(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.automatic_optimization = False
@@ -176,7 +181,7 @@ class TestWhyEager:
                     x = x + 1
                 return x
 
-        class HasBreaks(Net):
+        class HasBreaks(Small):
             def __init__(self) -> None:
                 super().__init__()
                 self.odd = Breaks()
@@ -191,12 +196,12 @@ class TestWhyEager:
 def test_a_run_that_waits_though_its_step_is_hot_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e6)
     callback = hot(cost_gate=True, on_error="raise")
-    fit(seeded(Net), [Stops(), callback], max_epochs=-1)
+    fit(seeded(Small), [Stops(), callback], max_epochs=-1)
     assert callback.report.phase == "observing"
     assert callback.report.reason.startswith("waits until it has spent as much")
     assert "waits until it has spent as much" in headline(callback.report)
     too_early = hot(cost_gate=True, threshold=1000)
-    fit(seeded(Net), [Stops(), too_early], max_epochs=-1)
+    fit(seeded(Small), [Stops(), too_early], max_epochs=-1)
     assert "until a step has come back often enough" in too_early.report.reason
 
 

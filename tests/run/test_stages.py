@@ -13,10 +13,10 @@ from torch import Tensor
 
 from lightning_hotcompile.run.stages import remaining_batches
 from tests.hot import assert_proven, assert_same, hot
-from tests.models import Net, fit, loader, make_trainer, seeded
+from tests.models import Net, Small, fit, loader, make_trainer, seeded
 
 
-class Evaluates(Net):
+class Evaluates(Small):
     """Logs in each stage, and predicts."""
 
     def test_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -34,7 +34,7 @@ SCOPES = ("step", "regions")
 @pytest.mark.parametrize("scope", SCOPES)
 def test_validation_inside_a_fit_has_its_own_detector_and_report(scope: str) -> None:
     plain, model = seeded(Evaluates), seeded(Evaluates)
-    callback = hot(scope=scope, stages=("train", "validate"))
+    callback = hot(scope=scope, stages=("train", "validate"), compile_optimizer=False)
     without = fit(plain, val=loader(48, seed=3), max_epochs=6)
     trainer = fit(model, [callback], val=loader(48, seed=3), max_epochs=6)
     assert_same(plain, model)
@@ -56,7 +56,7 @@ def test_validation_inside_a_fit_has_its_own_detector_and_report(scope: str) -> 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_training_stays_compiled_after_each_validation(scope: str) -> None:
-    callback = hot(scope=scope, stages=("train", "validate"))
+    callback = hot(scope=scope, stages=("train", "validate"), compile_optimizer=False)
     fit(seeded(Evaluates), [callback], val=loader(48), max_epochs=8)
     train = callback.reports["train"]
     flipping = next(e["step"] for e in train.events if e["kind"] == "compiling")
@@ -147,7 +147,7 @@ def test_compiling_is_counted_where_it_was_done() -> None:
 
 
 def test_fit_then_test_keep_both_reports() -> None:
-    callback = hot(stages=("train", "test"))
+    callback = hot(stages=("train", "test"), scope="step", compile_optimizer=False)
     model = seeded(Evaluates)
     trainer = fit(model, [callback])
     trainer.test(model, loader(), verbose=False)

@@ -17,8 +17,8 @@ from lightning_hotcompile.swap.inductor import cpp_wrapper, dropout_masks
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.step_record import StepRecord
-from tests.hot import hot
-from tests.models import Net, fit
+from tests.hot import STEP, hot
+from tests.models import Net, Small, fit
 
 
 def watching(stage: str = "train", **options: Any) -> tuple[StepWatch, list[str]]:
@@ -62,7 +62,7 @@ def test_times_of_the_first_step_are_not_used(
 
     monkeypatch.setattr(StepWatch, "begin_recording", begun)
     monkeypatch.setattr(OpStatistics, "of", counted)
-    fit(Net(), hot(threshold=threshold))
+    fit(Small(), hot(threshold=threshold, **STEP))
     assert steps == [recorded_step(threshold)]
     (statistics,) = found
     assert statistics.fusible > 0
@@ -82,12 +82,12 @@ def test_draws_that_compiled_code_makes_faster_are_light(monkeypatch: pytest.Mon
     monkeypatch.setattr(OpStatistics, "of", counted)
     monkeypatch.setattr(dropout_masks, "why_not_drawn_here", lambda: None)
     monkeypatch.setattr(cpp_wrapper, "why_not_asked", lambda options: "asked for" if options else None)
-    fit(Net(), hot(threshold=10), max_steps=9)  # by aot_eager
+    fit(Small(), hot(threshold=10), max_steps=9)  # by aot_eager
     given: list[dict[str, Any]] = [{}, {"random": "backend"}, {"options": {"cpp_wrapper": False}}]
     for options in given:
-        fit(Net(), hot(threshold=10, backend="inductor", **options), max_steps=9)
+        fit(Small(), hot(threshold=10, backend="inductor", **options), max_steps=9)
     monkeypatch.setattr(dropout_masks, "why_not_drawn_here", lambda: "eager has another way")
-    fit(Net(), hot(threshold=10, backend="inductor"), max_steps=9)
+    fit(Small(), hot(threshold=10, backend="inductor"), max_steps=9)
     assert asked == [frozenset(), frozenset({"bernoulli"}), frozenset(), frozenset(), frozenset()]
 
 
