@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo.resume_execution import ContinueExecutionCache
-from torch._dynamo.source import AttrSource, DictGetItemSource, LocalSource
+from torch._dynamo.source import AttrSource, DictGetItemSource, LocalCellSource, LocalSource
 from torch._dynamo.variables import ConstDictVariable
 from torch._dynamo.variables.misc import NewGlobalVariable
 
+from lightning_hotcompile.swap.tracing.caught_errors import as_written
 from lightning_hotcompile.swap.tracing.overrides import traced_now
 
 _WHY = "under an activation checkpoint, and it sets what it reads for its next call"
@@ -42,10 +43,13 @@ class SetAndRead:
         sources = [guard.originating_source for guard in output.guards]
         read = self._read[region]
         read.update(source.member for source in sources if isinstance(source, AttrSource))
+        local = [source for source in sources if isinstance(source, LocalSource)]
+        read.update(_cell(source.local_name) for source in local if source.is_derefed_cell_contents)
         names = {source.name for source in sources if source is not None}
         items = {source.base.name for source in sources if isinstance(source, DictGetItemSource)}
-        changed = _changed(output.side_effects, items, output.root_tx.f_code)
-        for each in (*_attributes(output.side_effects, read, names), *changed):
+        code = output.root_tx.f_code
+        changed = _changed(output.side_effects, items, code)
+        for each in (*_attributes(output.side_effects, read, names, code), *changed):
             self._found.setdefault(region, each)
 
     def why_not_repeated(self, region: str) -> str | None:
@@ -54,12 +58,21 @@ class SetAndRead:
         return None if found is None else f"{_WHY}: {found}"
 
 
-def _attributes(effects: Any, read: set[str], names: set[str]) -> Iterator[str]:
+def _cell(name: str) -> str:
+    """A variable of a function around the code, among names of attributes."""
+    return f"nonlocal {name}"
+
+
+def _attributes(effects: Any, read: set[str], names: set[str], code: types.CodeType) -> Iterator[str]:
     """Those that are set, of what was there before, and were read; globals have a variable each."""
+    around = as_written(code).co_freevars  # after a graph break the call's own cells are free variables too
     for item, stored in effects.store_attr_mutations.items():
         if item.source is None:
             continue
-        if isinstance(item, NewGlobalVariable):
+        if isinstance(item.source, LocalCellSource):  # which has no name
+            name = item.source.local_name
+            yield from (name for _ in stored if name in around and _cell(name) in read)
+        elif isinstance(item, NewGlobalVariable):
             yield from (item.source.name for _ in stored if item.source.name in names)
         else:
             yield from (f"{item.source.name}.{name}" for name in stored if name in read)
