@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]  # not exported
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
 from lightning_hotcompile.swap.graphs.repeated_runs import RunsUnderHooks
