@@ -146,6 +146,7 @@ PRIVATE_TORCH = {
     "swap.graphs.backward": {
         "_C",
         "_autograd",
+        "_backward_hooks",
         "_current_graph_task_id",
         "_execution_engine",
         "_get_current_graph_task_keep_graph",
