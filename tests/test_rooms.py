@@ -87,6 +87,8 @@ PRIVATE_TORCH = {
         "_get_cache_entries_for_region",
         "torch._dynamo",
     },
+    # What becomes of a frame that the backend has refused.
+    "swap.graphs.later_frames": {"torch._dynamo"},
     # The backends behind Dynamo.
     "swap.inductor.compilers": None,
     # Who packs the tensors that are saved for a backward.
@@ -144,6 +146,7 @@ PRIVATE_TORCH = {
     "swap.graphs.backward": {
         "_C",
         "_autograd",
+        "_backward_hooks",
         "_current_graph_task_id",
         "_execution_engine",
         "_get_current_graph_task_keep_graph",

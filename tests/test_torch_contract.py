@@ -42,6 +42,7 @@ from lightning_hotcompile.swap.compiled_function import (
     without_disable,
 )
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
+from lightning_hotcompile.swap.graphs.later_frames import LaterFrames
 from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.inductor import compilers
 from lightning_hotcompile.swap.inductor.paths import use_headers
@@ -492,6 +493,32 @@ class TestCapturedGraphs:
         y.sum().backward()
         assert [len(args) for args in repeated] == [1]
         assert seen[1:] == [(frame, True)]
+
+    def test_a_refused_frame_keeps_what_was_compiled_before_if_it_is_told_to_run_that_only(self) -> None:
+        """By default it is skipped from then on, with all its code."""
+
+        class Runs:
+            is_to_be_repeated = True
+
+        runs: list[int] = []
+        first: Any = Runs()
+        frames = LaterFrames(lambda name, region: False)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            frames.keep_those_before("one", backend, RuntimeError("no second one"))
+            frames.compiled("one", first)
+
+            def run(*args: Any) -> Any:
+                runs.append(len(args[0]))
+                return graph(*args)
+
+            return run
+
+        function = torch.compile(lambda x: x.sin(), backend=backend, dynamic=False)
+        with torch._dynamo.config.patch(suppress_errors=True):
+            for size in (2, 3, 2, 3, 2):
+                assert torch.equal(function(torch.ones(size)), torch.ones(size).sin())
+        assert runs == [2, 2, 2]
 
     def test_what_a_checkpoint_has_saved_can_be_forgotten(self) -> None:
         """In its forward, and where it is repeated, which then begins anew."""

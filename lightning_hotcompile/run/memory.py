@@ -220,9 +220,12 @@ class Memory:
             self._store.remember(replace(profile, forgone_s=seconds))
 
     def _verdict(self, report: Report) -> str | None:
-        """``bad`` is what was measured too slow. What failed may be mended, so it is tried again."""
+        """``bad`` is what was measured too slow. What failed may be mended, so it is tried again.
+
+        What was kept without a measurement is ``unknown``: it replaces nothing that was measured.
+        """
         if report.phase == "steady":
-            return "good"
+            return "good" if report.speedup is not None else "unknown"
         if report.phase == "reverted":
             return "bad" if report.speedup is not None and TOO_SLOW in report.reason else None
         return "unknown" if report.phase in ("settling", "refining") else None

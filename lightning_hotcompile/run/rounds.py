@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -64,11 +65,15 @@ class Rounds:
         """How it went where two of them took turns, in words."""
 
     def close(self) -> None:
-        """Change everything back; a round that has not ended leaves the word to the best one before it."""
-        for flip in self._flips:
-            flip.end()
-        if self._on_trial is not None and self._track is not None:
-            self._leave_trial(self._track)
+        """Change everything back; a round that has not ended leaves the word to the best one before it.
+
+        Where one plan cannot be taken out the others are all the same, and then the error is raised.
+        """
+        with contextlib.ExitStack() as ends:
+            if self._on_trial is not None and self._track is not None:
+                ends.callback(self._leave_trial, self._track)
+            for flip in reversed(self._flips):
+                ends.callback(flip.end)
 
     @property
     def compile_s(self) -> float:

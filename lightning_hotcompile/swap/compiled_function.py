@@ -39,7 +39,14 @@ class CodeNames:
 
     def of(self, function: str, region: str) -> str:
         """The name of a function that is compiled for a region."""
-        return f"{function}_{self._number}_{re.sub(r'[^0-9A-Za-z]+', '_', region)}"
+        return f"{function}{self._end(region)}"
+
+    def is_one(self, name: str, region: str) -> bool:
+        """Whether a function that is compiled for a region has this name."""
+        return name.endswith(self._end(region))
+
+    def _end(self, region: str) -> str:
+        return f"_{self._number}_{re.sub(r'[^0-9A-Za-z]+', '_', region)}"
 
 
 class CompiledFunction:
@@ -112,6 +119,11 @@ def mark_graph(run: CompiledFn, graph: object) -> CompiledFn:
     """What a backend gives to Dynamo: it calls it, by a name of its own, where the graph is to run."""
     setattr(run, _GRAPH, graph)
     return run
+
+
+def graph_of(run: CompiledFn) -> Any:
+    """What :func:`mark_graph` was given."""
+    return getattr(run, _GRAPH)
 
 
 def _graphs_of(code: types.CodeType, function: Any) -> list[object]:

@@ -186,6 +186,11 @@ def repeated_by_eager(frame: Any, graph: object) -> bool | None:
     return by_eager
 
 
+def may_be_repeated(frame: Any) -> bool:
+    """Whether a backward may still need what the forward of a checkpoint has saved."""
+    return any(holder() is not None for holder in frame.weak_holders)
+
+
 def forget_saved(frame: Any, since: int) -> None:
     """What the forward of a checkpoint has saved after so many tensors counts no longer."""
     del frame.weak_holders[since:], frame.x_metadatas[since:]

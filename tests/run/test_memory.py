@@ -72,6 +72,14 @@ def test_a_plan_that_was_good_flips_at_once_in_the_next_run(tmp_path: Path, scop
     assert_same(plain, model)
 
 
+@pytest.mark.parametrize(("is_measured", "verdict"), [(True, "good"), (False, "unknown")])
+def test_what_was_kept_unmeasured_is_no_verdict(is_measured: bool, verdict: str) -> None:
+    """It would stand for the measured one of an earlier run."""
+    ratio = Ratio(value=1.2, low=1.1, high=1.3, n=9, confidence=0.95) if is_measured else None
+    ended = cast(Any, SimpleNamespace(phase="steady", speedup=ratio, reason=""))
+    assert Memory._verdict(cast(Any, None), ended) == verdict
+
+
 def _forget_costs(folder: Path) -> None:
     """So that the forecast of the second run is about the verdict and not about these seconds."""
     for path in Store(folder)._records.profiles():

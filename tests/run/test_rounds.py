@@ -13,6 +13,7 @@ from lightning_hotcompile import HotCompile, HotCompileConfig, plan_compile
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.run import memory, preflight
+from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.moves import Moves
 from lightning_hotcompile.run.rounds import Rounds
 from lightning_hotcompile.run.weighing import Weighing
@@ -148,6 +149,23 @@ def test_steps_of_a_slower_plan_are_not_booked_at_the_gain_of_the_one_that_is_ke
             ledger.add(StepTime(tag=record, seconds=seconds, wait_seconds=0.0), record)
         ledger.end_round()
     assert ledger.saved_s == pytest.approx(10 * (3.0 - 1.0) + 10 * (1.0 - 2.0))
+
+
+def test_where_one_plan_cannot_be_taken_out_the_others_are(
+    train: Callable[..., HotCompile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    end = Flip.end
+
+    def fails(flip: Flip) -> None:
+        end(flip)
+        ended.append(flip.installation.plan.name)
+        raise RuntimeError(f"{ended[-1]} stays")
+
+    monkeypatch.setattr(Flip, "end", fails)
+    with pytest.raises(RuntimeError, match="stays"):
+        train(Machine(step=-2.0, module=-2.0, optimizer=-1.0))
+    assert sorted(set(ended)) == ["module", "step"]
 
 
 def test_max_flips_bounds_the_plans_too(train: Callable[..., HotCompile]) -> None:

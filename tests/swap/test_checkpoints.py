@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed._composable import checkpoint as checkpointed
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lightning_hotcompile import Report
@@ -209,3 +210,24 @@ def test_parameters_that_eager_gives_no_gradient(scope: str) -> None:
     make_trainer([callback], max_epochs=1).fit(model, loader())
     assert_same(plain, model)
     assert_only_blocks_are_compiled(callback.report)
+
+
+class ByHooks(Net):
+    """Each block is under a checkpoint that hooks of its own open and close, as next to FSDP2."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.3)
+        for block in self.blocks:
+            checkpointed(block)
+
+
+@pytest.mark.parametrize("scope", ["step", "regions", "module"])
+def test_checkpoints_that_hooks_open(scope: str) -> None:
+    """What such a checkpoint repeats is the module without them: no region is called as in its forward."""
+    callback = hot(scope=scope, compile_optimizer=False, on_error="eager")
+    plain, model = seeded(ByHooks), seeded(ByHooks)
+    for each, callbacks in ((plain, []), (model, [callback])):
+        torch.manual_seed(5)
+        make_trainer(callbacks, max_epochs=1).fit(each, loader())
+    assert_same(plain, model)
+    assert "a hook of a module opens an activation checkpoint" in callback.report.to_text()

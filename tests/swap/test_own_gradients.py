@@ -49,6 +49,68 @@ class OfTheBatch(Adversarial):
         return F.cross_entropy(self(x), y)
 
 
+class InAMethod(Adversarial):
+    """A method that is compiled by itself has made both."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss, z = self.both(batch)
+        return loss * (1 + self.gradient(loss, z).norm())
+
+    def both(self, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        z = self.inp(x)
+        return F.cross_entropy(self.after(z), y), z
+
+
+class AfterABreak(InAMethod):
+    """The loss and the activation are there before the graph in which it asks."""
+
+    def both(self, batch: Any) -> tuple[Tensor, Tensor]:
+        found = super().both(batch)
+        torch._dynamo.graph_break()
+        return found
+
+
+class Kept(InAMethod):
+    """For after the backward, as where activations are logged."""
+
+    seen = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        torch._dynamo.graph_break()
+        loss, self.z = self.both(batch)
+        self.look()
+        return loss
+
+    @torch.compiler.disable
+    def look(self) -> None:
+        self.z.retain_grad()
+
+    def on_after_backward(self) -> None:
+        assert self.z.grad is not None
+        with torch.no_grad():
+            self.head.bias.grad += self.z.grad.norm()
+
+
+class Hooked(Kept):
+    @torch.compiler.disable
+    def look(self) -> None:
+        self.z.register_hook(lambda gradient: 0.5 * gradient)
+
+    def on_after_backward(self) -> None:
+        """Nothing was kept."""
+
+
+@pytest.mark.parametrize("model_class", [InAMethod, AfterABreak, Kept, Hooked])
+def test_gradients_by_what_another_graph_has_made(model_class: type[Net]) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain, max_epochs=1)
+    fit(model, [callback], max_epochs=1)
+    assert_same(plain, model)
+    assert "the gradient of an output is asked for" in callback.report.to_text().replace("\n ", "")
+
+
 @pytest.mark.parametrize("scope", ["step", "auto", "regions"])
 @pytest.mark.parametrize("model_class", [Adversarial, ByKeyword, OfTheBatch])
 def test_a_training_is_as_without_the_callback(model_class: type[Net], scope: str) -> None:

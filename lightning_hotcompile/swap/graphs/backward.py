@@ -127,8 +127,9 @@ class SeparateBackwards:
     """Tells when outputs of an eager run have backwards, or have none, as compiled code could not have it.
 
     To autograd a compiled graph is one function. A backward through one output frees what those of all others
-    need, and weights that an optimizer has changed since are of no use to any of them. And an output without
-    a backward is given zeros, see :mod:`~lightning_hotcompile.swap.graphs.unbounded`.
+    need, and weights that an optimizer has changed since are of no use to any of them. An output without a
+    backward is given zeros, see :mod:`~lightning_hotcompile.swap.graphs.unbounded`. And no output depends on
+    another one: a loss has no gradient by an activation that is an output as well.
 
     It is held by the outputs and what has made them alone: once they are gone there is no backward to come.
 
@@ -154,9 +155,16 @@ class SeparateBackwards:
         self._is_freed = False
         self._unbounded = unbounded(outputs, by_tensors=by_tensors)
         self._used: set[int] = set()
+        self._outputs: dict[int, weakref.ref[Tensor]] = {}
+        self._reached: set[int] = set()
+        self._passed: set[int] = set()
+        """In the backward that runs now: outputs with a gradient, and those past which it has gone on."""
+
         for place, output in enumerate(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
+                self._outputs[place] = weakref.ref(output)
                 output.register_hook(functools.partial(self._see, place))  # type: ignore[no-untyped-call]
+                output.grad_fn.register_hook(functools.partial(self._go_past, place))
 
     def _see(self, place: int, _: Tensor) -> None:
         task = torch._C._current_graph_task_id()
@@ -171,12 +179,36 @@ class SeparateBackwards:
                     "its outputs have backwards of their own, and one frees or changes what another needs"
                 )
         if task != self._task:
-            self._task = task
+            self._task, self._reached, self._passed = task, set(), set()
+            if len(self._outputs) > 1:
+                Variable._execution_engine.queue_callback(self._look_at_asked)
             self._is_freed = self._is_freed or not torch._C._autograd._get_current_graph_task_keep_graph()
+        self._reached.add(place)
+
+    def _go_past(self, place: int, *_: object) -> None:
+        self._passed.add(place)
+
+    def _look_at_asked(self) -> None:
+        reached = sorted(self._reached) if len(self._reached) > 1 else []
+        if any(place not in self._passed or _is_looked_at(self._outputs[place]()) for place in reached):
+            self._on_found("the gradient of an output is asked for, and another one may depend on it")
 
     def _look_at_unused(self) -> None:
         if (name := asked_in_vain(self._unbounded, self._used)) is not None:
             self._on_found(f"an output that is not used may have no finite derivative ({name})")
+
+
+def _is_looked_at(output: Tensor | None) -> bool:
+    """Whether its gradient is kept, or somebody has a hook on it."""
+    if output is None:
+        return False
+    hooks = (output._backward_hooks or {}).values()
+    return output.retains_grad or not all(map(_is_ours, hooks))
+
+
+def _is_ours(hook: Any) -> bool:
+    module = getattr(getattr(hook, "func", hook), "__module__", None)
+    return str(module).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _makers(args: Sequence[Any]) -> list[Node]:

@@ -6,6 +6,7 @@ So what answered a run of the forward answers it where it is repeated, whatever 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,13 @@ from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, strides_kept
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.parity.tripwire import Tripwire
-from lightning_hotcompile.swap.repeats import checkpoint_of, forget_saved, note_run, repeated_by_eager
+from lightning_hotcompile.swap.repeats import (
+    checkpoint_of,
+    forget_saved,
+    may_be_repeated,
+    note_run,
+    repeated_by_eager,
+)
 
 _NAN = "NaN or Inf"
 _WHERE = "where a checkpoint repeats it"
@@ -79,6 +86,12 @@ class RunsUnderHooks:
         self._eager = eager
         self._repeats = repeats
         self._give_up = give_up
+        self._frames = weakref.WeakSet[Any]()
+
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether it has run in the forward of a checkpoint that a backward may still repeat."""
+        return any(map(may_be_repeated, self._frames))
 
     def run(self, hooks: Hooks, answer: CompiledFn, args: tuple[Any, ...]) -> Any:
         """Have ``answer`` answer, or in a repeat what did so in the forward."""
@@ -92,6 +105,7 @@ class RunsUnderHooks:
             outputs, by_eager = self._eager.has_answered(frame, answer, args)
             if self._graph.runs == runs:  # else it was none, see traced_once
                 note_run(frame, self, by_eager=by_eager)
+                self._frames.add(frame)
             return outputs
 
     def _repeated(self, frame: Any, answer: CompiledFn, args: tuple[Any, ...]) -> Any:

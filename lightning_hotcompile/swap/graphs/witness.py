@@ -13,12 +13,13 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from lightning_hotcompile.errors import ConfigError, first_line, near_names
-from lightning_hotcompile.swap.compiled_function import CodeNames
+from lightning_hotcompile.swap.compiled_function import CodeNames, graph_of
 from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
 from lightning_hotcompile.swap.graphs.defined_memory import define_memory
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
+from lightning_hotcompile.swap.graphs.later_frames import LaterFrames
 from lightning_hotcompile.swap.graphs.running import GraphAtWork
-from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
+from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.inductor.compilers import (
     backend_names,
@@ -35,6 +36,8 @@ from lightning_hotcompile.swap.tracing.moving_numbers import MovingNumbers
 from lightning_hotcompile.swap.tracing.set_and_read import SetAndRead
 
 _log = logging.getLogger(__name__)
+
+_OPENED = "a hook of a module opens an activation checkpoint, which repeats it eagerly"
 
 
 class Witness:
@@ -93,6 +96,10 @@ class Witness:
         self.graphs: list[Graph] = []
         self.numbers = MovingNumbers()
         self.set_and_read = SetAndRead()
+        self._later_frames = LaterFrames(self.names.is_one)
+        self.hooks_of_call: Hooks | None = None
+        """On saved tensors, where the call of a region began that is compiled now."""
+
         self.collect: Callable[[str, GraphModule, Sequence[Any]], None] | None = None
         """Where graphs go in place of being compiled; they then run as they were captured."""
 
@@ -107,7 +114,13 @@ class Witness:
         compile_graph = functools.partial(self._compile_in_time, checks_at_once=checks_at_once)
 
         def witnessed(graph_module: GraphModule, example_inputs: Sequence[Any], **_: Any) -> CompiledFn:
-            return self._witness(region, graph_module, example_inputs, compile_graph)
+            try:
+                return self._witness(region, graph_module, example_inputs, compile_graph)
+            except RestartCompile:
+                raise
+            except Exception as error:
+                self._later_frames.keep_those_before(region, witnessed, error)
+                raise
 
         return witnessed
 
@@ -156,7 +169,9 @@ class Witness:
         def neutral(inputs: Sequence[Any]) -> tuple[CompiledFn, CompiledFn]:
             return _neutral(captured, inputs, compile_graph)
 
-        return GraphAtWork(graph, captured, compiled, self.watch, neutral).entry()
+        run = GraphAtWork(graph, captured, compiled, self.watch, neutral).entry()
+        self._later_frames.compiled(region, graph_of(run))
+        return run
 
     def _as_captured(self, graph_module: GraphModule) -> CompiledFn:
         forward, watch = eager_forward(graph_module), self.watch
@@ -172,8 +187,9 @@ class Witness:
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
         reason = self.numbers.why_not_again(region) or why_not_captured(graph_module)
-        if reason is None and is_checkpointed(hooks_in_use()):
-            reason = self.set_and_read.why_not_repeated(region)
+        if reason is None and is_checkpointed(hooks := hooks_in_use()):
+            reason = self.set_and_read.why_not_repeated(region) if hooks == self.hooks_of_call else _OPENED
+        reason = reason or self._later_frames.why_not_another(region)
         if reason is not None:
             self.graphs.append(Graph(region=region, n_ops=count_ops(graph_module), error=reason))
             raise RuntimeError(reason)
