@@ -180,7 +180,8 @@ class SwappedRegion:
         self.could_compile = True
         witness = self._witness
         before, graphs = self._watch.total_runs, len(witness.graphs)
-        newest, witness.hooks_of_call = witness.numbers.newest(), hooks_in_use()
+        newest = witness.numbers.newest()
+        witness.begin_call()
         with self._gate.dynamic_dims.marked(args, kwargs), limit:
             result = compiled.compile(*args, **kwargs)
         witness.numbers.look(self.region.name, self._gate.steps, newest)

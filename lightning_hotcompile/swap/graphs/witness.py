@@ -97,11 +97,15 @@ class Witness:
         self.numbers = MovingNumbers()
         self.set_and_read = SetAndRead()
         self._later_frames = LaterFrames(self.names.is_one)
-        self.hooks_of_call: Hooks | None = None
-        """On saved tensors, where the call of a region began that is compiled now."""
+        self._hooks_of_call: tuple[Hooks | None] | None = None
+        """On saved tensors, where the call of a region began that is compiled now; ``None`` if unknown."""
 
         self.collect: Callable[[str, GraphModule, Sequence[Any]], None] | None = None
         """Where graphs go in place of being compiled; they then run as they were captured."""
+
+    def begin_call(self) -> None:
+        """A region is called, and may be compiled in the course of it."""
+        self._hooks_of_call = (hooks_in_use(),)
 
     def backend_for(self, region: str, *, checks_at_once: bool = False) -> CompiledFn:
         """A backend for ``torch.compile`` whose graphs belong to ``region``.
@@ -188,7 +192,8 @@ class Witness:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
         reason = self.numbers.why_not_again(region) or why_not_captured(graph_module)
         if reason is None and is_checkpointed(hooks := hooks_in_use()):
-            reason = self.set_and_read.why_not_repeated(region) if hooks == self.hooks_of_call else _OPENED
+            is_as_called = self._hooks_of_call in (None, (hooks,))
+            reason = self.set_and_read.why_not_repeated(region) if is_as_called else _OPENED
         reason = reason or self._later_frames.why_not_another(region)
         if reason is not None:
             self.graphs.append(Graph(region=region, n_ops=count_ops(graph_module), error=reason))
