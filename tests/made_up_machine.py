@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.run import stage_run
 from lightning_hotcompile.run.session import Session
-from tests.models import Net, Small, loader, make_trainer, seeded
+from tests.models import Net, loader, make_trainer, seeded
 
 STEP_S = 20.0
 
@@ -54,7 +54,7 @@ class Machine(Callback):
     accumulates = 1
     """Batches before an update."""
 
-    net: type[Net] = Small
+    net: type[Net] = Net
 
     def __init__(self, *broken: str, wait_s: float = 0.0, **extra_s: float) -> None:
         self.now = 0.0
@@ -64,7 +64,7 @@ class Machine(Callback):
         self.runs = Counter[str]()
         self.graphs = Counter[str]()
         self.modes = Counter[tuple[str, str]]()
-        self.model: Net = Small()
+        self.model = Net()
 
     def on_before_zero_grad(self, *_: Any) -> None:
         """Once in each step, compiled or not."""

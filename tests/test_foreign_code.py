@@ -158,7 +158,7 @@ class TestInsideOfTheStep:
         assert model.seen == plain.seen
 
     def test_what_was_logged_can_be_read_back_at_once(self) -> None:
-        model, callback = seeded(ReadsItsLogs), hot(**STEP)
+        model, callback = seeded(ReadsItsLogs), hot()
         fit(model, [callback])
         assert_proven(callback.report)
         assert model.differences == [0.0] * 48

@@ -19,7 +19,7 @@ from lightning_hotcompile.swap.optimizers.fused_step import FusedStep, Stage
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, bare_step
 from tests.hot import assert_same
 from tests.made_up_machine import STEP_S, Machine
-from tests.models import Small, fit, seeded
+from tests.models import Net, fit, seeded
 
 LONG = 400
 WHOLE = "step with optimizer"
@@ -157,7 +157,7 @@ def test_what_both_save_is_booked(train: Callable[..., HotCompile]) -> None:
 
 def test_weights_are_those_of_a_run_without_the_callback(train: Callable[..., HotCompile]) -> None:
     """Its learning rate follows a schedule: a tensor for the compiled update, a number for the kernel."""
-    plain = seeded(Small)
+    plain = seeded(Net)
     fit(plain, max_steps=LONG, max_epochs=-1)
     machine = Machine(step=-4.0, optimizer=-1.0)
     report = train(machine).report
@@ -216,7 +216,7 @@ class TestOneOverTheOther:
 
 
 def test_the_plan_with_all_optimizers_is_more_than_the_one_without() -> None:
-    model = seeded(Small)
+    model = seeded(Net)
     plan = functools.partial(plan_compile, model, optimizers=model.configure_optimizers()[0])
     part, whole = plan(fused_optimizer=True), plan(fused_optimizer=False)
     assert whole.is_more_than(part)
@@ -228,7 +228,7 @@ def test_the_plan_with_all_optimizers_is_more_than_the_one_without() -> None:
 @pytest.mark.slow
 def test_for_real(cheap_compiles: None, tmp_path: Path) -> None:
     """Inductor and the real clock: whichever is faster, the weights are those of plain training."""
-    plain, model = seeded(Small), seeded(Small)
+    plain, model = seeded(Net), seeded(Net)
     options = {"threshold": 3, "prewarm": False, "scope": "step", "min_speedup": 0.01, "on_error": "raise"}
     callback = HotCompile(store=str(tmp_path / "store"), **options)
     fit(plain, max_steps=400, max_epochs=-1)

@@ -13,9 +13,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.run.race import LOOKS
 from tests.made_up_machine import STEP_S, Machine
-from tests.models import Small
+from tests.models import Net
 
-RUNS = 3
+RUNS = 5
 """Of compiled modules in a step with scope ``module``."""
 
 LONG = 1200
@@ -115,7 +115,7 @@ def test_an_end_in_between_leaves_the_word_to_the_one_that_was_known_to_be_good(
         assert raced(again) == [("module", "step")]
 
 
-class Weighted(Small):
+class Weighted(Net):
     """Its loss has a weight that is a constant of a graph of the whole step."""
 
     weight_of_loss = 1.0
