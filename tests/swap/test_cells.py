@@ -1,4 +1,4 @@
-"""Variables of a step that a function within it reads are cells, which have no name in Dynamo's guards."""
+"""What a step makes for itself, and what functions in it read (cells), has no name in Dynamo's guards."""
 
 from __future__ import annotations
 
@@ -39,6 +39,44 @@ class SetsACellAfterABreak(Net):
 
 def test_a_variable_that_a_function_reads_is_set_after_a_break() -> None:
     plain, model = seeded(SetsACellAfterABreak), seeded(SetsACellAfterABreak)
+    callback = hot(scope="step")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    assert_proven(callback.report)
+
+
+class Scale:
+    """An object of the user's."""
+
+    def __init__(self, by: Tensor) -> None:
+        self.by, self.uses, self.seen = by, 0, [by]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.uses += 1
+        self.seen.append(x)
+        return x * self.by * self.uses
+
+
+class MakesAnObject(Net):
+    """It is made before the break, and used on both sides; the module has an attribute of the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses = 2
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        z = self(x)
+        scale = Scale(z.detach().abs().mean())
+        z = scale(z) * self.uses
+        torch._dynamo.graph_break()
+        z = scale(z)
+        return F.cross_entropy(z + len(scale.seen), y)
+
+
+def test_an_object_that_the_step_makes_is_there_after_a_break() -> None:
+    plain, model = seeded(MakesAnObject), seeded(MakesAnObject)
     callback = hot(scope="step")
     fit(plain)
     fit(model, [callback])

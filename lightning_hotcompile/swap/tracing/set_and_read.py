@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo.resume_execution import ContinueExecutionCache
-from torch._dynamo.source import AttrSource, DictGetItemSource, LocalCellSource, LocalSource
+from torch._dynamo.source import (
+    AttrSource,
+    DictGetItemSource,
+    LocalCellSource,
+    LocalSource,
+    TempLocalSource,
+)
 from torch._dynamo.variables import ConstDictVariable
 from torch._dynamo.variables.misc import NewGlobalVariable
 
@@ -67,7 +73,7 @@ def _attributes(effects: Any, read: set[str], names: set[str], code: types.CodeT
     """Those that are set, of what was there before, and were read; globals have a variable each."""
     around = as_written(code).co_freevars  # after a graph break the call's own cells are free variables too
     for item, stored in effects.store_attr_mutations.items():
-        if item.source is None:
+        if not _was_there(item.source):
             continue
         if isinstance(item.source, LocalCellSource):  # which has no name
             name = item.source.local_name
@@ -82,10 +88,17 @@ def _changed(effects: Any, items: set[str], code: types.CodeType) -> Iterator[st
     """Lists and the like that are changed, and dicts if one of their items was read (``n["calls"] += 1``)."""
     for variable in effects._get_modified_vars():
         source = variable.source
-        if source is None or effects.is_attribute_mutation(variable) or _is_of_the_call(source, code):
+        if effects.is_attribute_mutation(variable) or not _was_there(source) or _is_of_the_call(source, code):
             continue
         if not isinstance(variable, ConstDictVariable) or source.name in items:
             yield str(source.name)
+
+
+def _was_there(source: Any) -> bool:
+    """Whether it is from before this code: what is made in it has no place, or one with no name."""
+    while hasattr(source, "base"):
+        source = source.base
+    return source is not None and not isinstance(source, TempLocalSource)
 
 
 def _is_of_the_call(source: Any, code: types.CodeType) -> bool:
