@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,15 +38,6 @@ class SetsACellAfterABreak(Net):
         return F.cross_entropy(scaled(z), y)
 
 
-def test_a_variable_that_a_function_reads_is_set_after_a_break() -> None:
-    plain, model = seeded(SetsACellAfterABreak), seeded(SetsACellAfterABreak)
-    callback = hot(scope="step")
-    fit(plain)
-    fit(model, [callback])
-    assert_same(plain, model)
-    assert_proven(callback.report)
-
-
 class Scale:
     """An object of the user's."""
 
@@ -75,8 +67,9 @@ class MakesAnObject(Net):
         return F.cross_entropy(z + len(scale.seen), y)
 
 
-def test_an_object_that_the_step_makes_is_there_after_a_break() -> None:
-    plain, model = seeded(MakesAnObject), seeded(MakesAnObject)
+@pytest.mark.parametrize("model_class", [SetsACellAfterABreak, MakesAnObject])
+def test_what_has_no_name_is_compiled_and_as_without_the_callback(model_class: type[Net]) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
     callback = hot(scope="step")
     fit(plain)
     fit(model, [callback])
