@@ -119,7 +119,7 @@ class Weighing:
             return Decision(go=True, reason="threshold=0: compiled before a step was measured")
         return forecast(
             remaining_steps=self._left(step_s),
-            step_s=step_s,
+            step_s=_usual_step_s(known, step_s),
             expected=replace(self._expectation(track, known, step_s), share=self._watch.share_of(track)),
             spent_s=self._ledger.spent_s,
             or_inline=self._config.prewarm is not True,
@@ -258,3 +258,12 @@ class Weighing:
         """Of a compiler in this process, as it is when this is asked for first: before a child process."""
         has_none = self._on_cpu or self._config.backend != "inductor"
         return 0.0 if has_none or graph_count() > 0 else START_ON_ACCELERATOR_S
+
+
+def _usual_step_s(known: Profile | None, step_s: float | None) -> float | None:
+    """Seconds of an eager step: those that a measured gain is of, where this run had its first steps only.
+
+    They are slow, by twice as much and more: a process is warm later, and its optimizer is fused later.
+    """
+    is_measured = step_s is not None and known is not None and known.speedup is not None
+    return (known.eager_s if is_measured and known is not None else None) or step_s

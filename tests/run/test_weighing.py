@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from torch.utils.data import DataLoader
 
+from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
 from lightning_hotcompile.plan.forecast import Decision, Expectation
 from lightning_hotcompile.run import weighing
@@ -18,6 +19,7 @@ from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.step_record import PairedUnits
 from tests.hot import hot
 from tests.models import Batches, Net, fit, seeded
+from tests.store.examples import profile, unmeasured
 
 
 def twice_as_fast() -> Track:
@@ -177,3 +179,32 @@ class TestFirstFlipOnAnAccelerator:
         assert first._assumed(None, 0.01).start_s == START_ON_ACCELERATOR_S
         monkeypatch.setattr(weighing, "graph_count", lambda: 1)
         assert first._assumed(None, 0.01).start_s == START_ON_ACCELERATOR_S
+
+
+class TestStepsOfAKnownPlan:
+    """The run has had one step, of 10.5 ms; an earlier run has measured 4 ms beside a gain."""
+
+    def decide(self, left: int, known: Profile | None, monkeypatch: pytest.MonkeyPatch) -> Decision:
+        monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+        found = weighs(step_s=0.0105)
+        found._config = HotCompileConfig()
+        found._ledger.spent_s = 0.0105  # type: ignore[misc]
+        found.known = lambda _: known  # type: ignore[method-assign]
+        found._expectation = lambda *_: Expectation(  # type: ignore[method-assign]
+            compile_s=1.2, speedup=1.12, measured=True
+        )
+        return found.forecast(twice_as_fast())
+
+    @pytest.mark.parametrize(("left", "go"), [(2000, False), (2850, True)])
+    def test_they_take_what_they_took_where_the_gain_was_measured(
+        self, left: int, go: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        decision = self.decide(left, profile(eager_s=0.004), monkeypatch)
+        assert decision.go is go
+        assert f"{left:,} steps of 4 ms are left, at the measured speed-up of 1.12x" in decision.reason
+
+    @pytest.mark.parametrize("known", [None, profile(eager_s=None), unmeasured(eager_s=0.004)])
+    def test_without_a_measured_gain_they_take_what_this_run_has_seen(
+        self, known: Profile | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert "2,000 steps of 10.5 ms are left" in self.decide(2000, known, monkeypatch).reason
