@@ -14,6 +14,7 @@ from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, loader, seeded
+from tests.swap.test_float8 import KINDS, Rounds
 from tests.swap.test_rounding import OF_LARGEST
 
 pytestmark = [
@@ -114,3 +115,15 @@ def test_a_step_on_two_devices(pin_memory: bool) -> None:
     fit(model, [callback], train=data, accelerator="gpu")
     assert_proven(callback.report)
     assert_same(plain, model, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_activations_that_are_kept_in_8_bits(kind: torch.dtype) -> None:
+    trained = type("Rounds", (Rounds,), {"kind": kind})
+    plain, model = seeded(trained), seeded(trained)
+    callback = hot(backend="inductor", scope="step", compile_optimizer=False)
+    fit(plain, accelerator="gpu")
+    fit(model, [callback], accelerator="gpu")
+    assert "NOT right" not in callback.report.parity, callback.report.parity
+    assert_proven(callback.report)
+    assert_same(plain, model, tolerance=5e-2)
