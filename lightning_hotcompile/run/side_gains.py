@@ -45,7 +45,8 @@ class SideGains:
         self._strategy = trainer.strategy  # which has the Trainer's optimizers
         self._config = config
         self._memory = memory
-        self._wants_fused = train and uses_fused_optimizers(trainer, config)
+        on_cpu = module.device.type == "cpu"  # else nothing is said of kernels that are for the CPU
+        self._wants_fused = train and on_cpu and uses_fused_optimizers(trainer, config)
         # Who asks for compiled code whatever it costs has it first.
         self.fused = self._fused_of(trainer.optimizers, after=config.threshold + (not config.cost_gate))
         self._optimizers = list(trainer.optimizers)

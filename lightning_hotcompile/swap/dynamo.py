@@ -23,6 +23,7 @@ from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
     RestartAnalysis,
+    SkipFrame,
     TorchDynamoException,
     exceptions_allowed_to_be_fallback,
 )
@@ -102,6 +103,9 @@ def is_seen_by_a_mode() -> bool:
 RestartCompile: tuple[type[Exception], ...] = (RestartAnalysis, *exceptions_allowed_to_be_fallback)
 """What a backend raises when the frame has to be traced again, once more or without an operation that no
 graph can have; never to be swallowed."""
+
+LeavesFrame: type[Exception] = SkipFrame
+"""What a backend raises to have the frame run as the user wrote it; no error."""
 
 StopRecompute = _StopRecomputationError
 """How activation checkpointing leaves a forward that it repeats, once it has what it needs: no error."""

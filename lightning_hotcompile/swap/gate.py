@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
+import threading
 from collections.abc import Callable
+from typing import Any
 
 from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.swap.dynamo import cause_of, compiling_allowed
@@ -69,6 +72,9 @@ class Gate:
         """That it was opened for."""
 
         self._context: contextlib.AbstractContextManager[None] | None = None
+        self._opened_in: tuple[int, contextvars.Context] | None = None
+        """The thread that may compile in this step, and the settings of the compiler there."""
+
         self.lane = Lane.EAGER
         self.left_out: frozenset[str] = frozenset()  # regions that run eagerly on any lane
         self.dynamic_dims = NOTHING_VARIES  # in the tensors of this step, for what is compiled in it
@@ -111,11 +117,25 @@ class Gate:
             )
             context.__enter__()
             self._context = context
+            self._opened_in = threading.get_ident(), contextvars.copy_context()
         self.lane = lane
 
     def close(self) -> None:
         """Back to eager; a second call does nothing."""
         self.lane = Lane.EAGER
         context, self._context = self._context, None
+        self._opened_in = None
         if context is not None:
             context.__exit__(None, None, None)
+
+    def as_opened(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what may compile, with the compiler's settings of the thread that has opened this step.
+
+        Since torch 2.13 a thread has settings of its own, and the backward pass of an accelerator has a
+        thread of its own. There a block under a reentrant activation checkpoint is first called with
+        gradients.
+        """
+        thread, settings = self._opened_in or (None, None)
+        if settings is None or thread == threading.get_ident():
+            return function(*args, **kwargs)
+        return settings.copy().run(function, *args, **kwargs)

@@ -183,7 +183,7 @@ class SwappedRegion:
         newest = witness.numbers.newest()
         witness.begin_call()
         with self._gate.dynamic_dims.marked(args, kwargs), limit:
-            result = compiled.compile(*args, **kwargs)
+            result = self._gate.as_opened(compiled.compile, *args, **kwargs)
         witness.numbers.look(self.region.name, self._gate.steps, newest)
         if self._watch.total_runs > before:
             self.fit.ran()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.runtime import compile_tasks
 from torch.nn import functional as F
+from torch.utils import cpp_extension
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.swap.dynamo import TORCH
@@ -141,3 +145,37 @@ def test_a_training_in_mixed_precision_is_compiled() -> None:
     (region,) = callback.report.regions
     assert region.proven, region
     assert_same(plain, model, tolerance=1e-2)
+
+
+@pytest.fixture
+def no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with Triton, and without CUDA's toolkit."""
+    triton: Any = types.ModuleType("triton")
+    triton.knobs = types.SimpleNamespace(nvidia=types.SimpleNamespace(libdevice_path=None))
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    monkeypatch.delenv("TRITON_LIBDEVICE_PATH", raising=False)
+
+
+@pytest.mark.usefixtures("no_toolkit")
+@pytest.mark.filterwarnings("error")
+def test_where_it_is_asked_for_nothing_is_said_of_a_toolkit_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The user has not asked for it. Where warnings are errors nothing could be compiled."""
+    asked: list[bool] = []
+
+    def compile_graph(wrapper: Any, graph: torch.fx.GraphModule, _: Any) -> Any:
+        asked.append(bool(wrapper.config.get(rounding.NAME)))
+        compile_tasks._set_triton_libdevice_path_impl()
+        return graph.forward
+
+    monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", compile_graph)
+    compiler = resolve_backend("inductor", None, None)
+    compiler(*captured(lambda x: x.amax(1), HALF))
+    assert asked == [True]
+    with pytest.raises(UserWarning, match="using Triton's bundled"):
+        compiler(*captured(lambda x: x.amax(1), FLOAT))
+    with pytest.raises(UserWarning, match="using Triton's bundled"):
+        resolve_backend("inductor", None, AS_IN_EAGER)(*captured(lambda x: x.amax(1), HALF))

@@ -175,7 +175,8 @@ def _compiler(
             more |= conv_layout.options(graph_module, example_inputs, options)
             more |= rounding.options(graph_module, example_inputs, options)
         plain_permutations(graph_module)
-        with _right_caches(graph_module), _own_keys():
+        silent = rounding.without_a_toolkit() if rounding.NAME in more else contextlib.nullcontext()
+        with _right_caches(graph_module), _own_keys(), silent:
             compiled: CompiledFn = wrapper(more)(graph_module, list(example_inputs))
         return compiled if one_by_one else layout_checks.checked(compiled, example_inputs, held)
 

@@ -8,8 +8,10 @@ none is, and the gradient is 0 / 0. With torch 2.13 and bfloat16, which ``precis
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +37,8 @@ _INFINITE = (math.inf, -math.inf, "inf", "-inf")
 _OF_ALL = frozenset({"max", "min"})
 """With a dimension they know the place, and with another tensor it is a comparison of two."""
 
+_NO_TOOLKIT = r".*using Triton's bundled "
+
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -53,6 +57,18 @@ def options(
     if not any(map(_is_by_equality, nodes_in(graph_module))):
         return {}
     return {NAME: True} if _is_narrow(graph_module, example_inputs) else {}
+
+
+@contextlib.contextmanager
+def without_a_toolkit() -> Iterator[None]:
+    """Nothing is said inside of CUDA's toolkit, whose functions Inductor would take where it rounds as eager.
+
+    Where it is not installed Inductor warns that powers may differ in a last place, which the user has not
+    asked about; where warnings are errors the code could not be compiled.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_NO_TOOLKIT, category=UserWarning)
+        yield
 
 
 def _is_by_equality(node: Node) -> bool:

@@ -41,7 +41,7 @@ def norm(tensor: Tensor, other: Tensor | None = None) -> float:
 
 def movements(after: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[float, ...]:
     """How far each tensor has moved."""
-    return tuple(norm(x, y) for x, y in zip(after, before, strict=True))
+    return tuple(norm(dense(x), dense(y)) for x, y in zip(after, before, strict=True))
 
 
 def largest_share(

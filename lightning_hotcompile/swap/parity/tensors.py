@@ -11,10 +11,17 @@ HAVE_64_BIT = ("cpu", "cuda")
 AT_A_TIME = 1 << 22
 """Elements that are compared at once, so that a comparison takes next to no memory."""
 
+_OF_8_BITS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
+
+
+def comparable(tensor: Tensor) -> Tensor:
+    """8-bit floats, with which torch can hardly do anything, as 16-bit ones, which have all their numbers."""
+    return tensor.to(torch.bfloat16) if tensor.dtype in _OF_8_BITS else tensor
+
 
 def dense(tensor: Tensor) -> Tensor:
-    """Sparse gradients of embeddings cannot be compared as they are."""
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+    """Nor can sparse gradients of embeddings be compared as they are."""
+    return comparable(tensor) if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def odd_alike(x: Tensor, y: Tensor) -> Tensor | None:

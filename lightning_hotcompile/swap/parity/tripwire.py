@@ -15,6 +15,7 @@ from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, random_state_kept
 from lightning_hotcompile.swap.parity.difference import flat
+from lightning_hotcompile.swap.parity.tensors import comparable
 from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
 
@@ -124,14 +125,14 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return not _is_float(value) or bool(value.detach().isfinite().all())
+    return not _is_float(value) or bool(comparable(value.detach()).isfinite().all())
 
 
 def _not_finite(values: Sequence[Any]) -> list[int]:
     """Positions of the tensors with NaN or Inf; one question to each device, and more only if it says so."""
     floats = [(i, v) for i, v in enumerate(values) if _is_float(v)]
     with torch.no_grad():
-        verdicts = [(i, v.isfinite().all()) for i, v in floats]
+        verdicts = [(i, comparable(v).isfinite().all()) for i, v in floats]
         devices: dict[torch.device, list[Tensor]] = {}
         for _, verdict in verdicts:
             devices.setdefault(verdict.device, []).append(verdict)

@@ -11,7 +11,9 @@ from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
 from lightning_hotcompile.errors import first_line
+from lightning_hotcompile.swap.dynamo import LeavesFrame
 from lightning_hotcompile.swap.gate import Lane
+from lightning_hotcompile.swap.graphs.fused_attention import why_not_as_captured
 from lightning_hotcompile.swap.inductor.paths import folder_in_use
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
@@ -157,7 +159,10 @@ class PrewarmRun:
         return "; ".join(dict.fromkeys(self._left_out))
 
     def _collect(self, region: str, graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
-        """Take one graph at the place where it would be compiled."""
+        """Take one graph at the place where it would be compiled; then it runs as it was captured."""
+        if (reason := why_not_as_captured(graph_module)) is not None:
+            self._left_out.append(f"{region}: {reason}")
+            raise LeavesFrame(reason)
         self._hand_over(region, "graph", lambda: pack(graph_module, example_inputs, **self._compiler))
 
     def _after_step(self, swapped: SwappedOptimizer, *_: Any) -> None:
