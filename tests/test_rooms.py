@@ -151,6 +151,14 @@ PRIVATE_TORCH = {
         "_execution_engine",
         "_get_current_graph_task_keep_graph",
     },
+    # How it takes numbers that change.
+    "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
+    "swap.tracing.float_inputs": {
+        "torch._dynamo",
+        "torch._functorch",
+        "torch.utils._sympy",
+    },
+    "swap.tracing.moving_numbers": {"torch._guards"},
     # What it guards.
     "swap.tracing.added_guards": {"torch._dynamo"},
     # How it calls functions with a cache.

@@ -38,6 +38,7 @@ from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_place
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak, graph_breaks_told
 from lightning_hotcompile.swap.tracing.failures_told import FailuresTold
+from lightning_hotcompile.swap.tracing.float_inputs import beyond_tensors
 from lightning_hotcompile.swap.tracing.numpy_numbers import comparisons_are_calls
 from lightning_hotcompile.swap.tracing.otherwise import all_overrides
 from lightning_hotcompile.swap.tracing.overrides import end_graph, is_traced_for_others
@@ -159,6 +160,7 @@ def _trace_otherwise() -> Callable[[], None]:
     ours = {
         (dynamo_utils, "warn_once"): functools.partial(_instead_of_a_warning, dynamo_utils.warn_once),
         (GuardBuilder, _NO_HOOKS): _unless_needless(getattr(GuardBuilder, _NO_HOOKS)),
+        **beyond_tensors(),
     }
     with contextlib.ExitStack() as undo:
         undo.callback(put_in_place(ours))

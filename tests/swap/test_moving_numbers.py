@@ -19,6 +19,8 @@ from tests.models import Net, fit, seeded
         (["0/1: self.n == 3", "0/2: self.n == 4"], None),
         (["0/1: self.n == 3", "0/2: self.n == 4", "0/3: self.n == -5", "0/4: self.n == 6"], None),
         (["0/1: self.n == 1e-05", "0/2: self.n == -2.5e-06", "0/3: self.n == 0.5"], "self.n"),
+        (["0/1: ((-0.1)*f(n)) == (-0.02)", "0/2: ((-0.1)*f(n)) == (-4e-05)"], "((-0.1)*f(n))"),
+        (["0/1: self.n == (-3)", "0/2: self.n == (-4)", "0/3: self.n == (-5)"], None),
         (["0/1: self.a == 0.5", "0/2: self.b == 0.5"], None),
         (["0/1: len(L['batch']) == 2  # if self.alpha == 0.5:  # t.py:3 in f"] * 3, None),
         (

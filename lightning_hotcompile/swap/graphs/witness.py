@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from lightning_hotcompile.errors import ConfigError, first_line, near_names
 from lightning_hotcompile.swap.compiled_function import CodeNames, graph_of
-from lightning_hotcompile.swap.dynamo import CompiledFn, RestartCompile, cache_hits
+from lightning_hotcompile.swap.dynamo import CompiledFn, LeavesFrame, RestartCompile, cache_hits
 from lightning_hotcompile.swap.graphs.defined_memory import define_memory
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.later_frames import LaterFrames
@@ -32,6 +32,7 @@ from lightning_hotcompile.swap.parity.neutral import neutralised
 from lightning_hotcompile.swap.process.time_limit import time_limit
 from lightning_hotcompile.swap.repeats import is_checkpointed
 from lightning_hotcompile.swap.tracing.collectives import why_not_captured
+from lightning_hotcompile.swap.tracing.float_inputs import constants_of_one_frame
 from lightning_hotcompile.swap.tracing.moving_numbers import MovingNumbers
 from lightning_hotcompile.swap.tracing.set_and_read import SetAndRead
 
@@ -190,6 +191,8 @@ class Witness:
         """Have Dynamo run the frame as the user wrote it, where a graph must not run at all."""
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
+        if (moves := self.numbers.why_not_this(region, graph_module)) is not None:
+            raise LeavesFrame(moves)
         reason = self.numbers.why_not_again(region) or why_not_captured(graph_module)
         if reason is None and is_checkpointed(hooks := hooks_in_use()):
             is_as_called = self._hooks_of_call in (None, (hooks,))
@@ -204,7 +207,7 @@ class Witness:
     ) -> CompiledFn:
         limit = time_limit(self._timeout, "compile_timeout")
         backward = backward_with_forward(outside=self.watch.backward_outside)
-        with put_back_after_errors(), limit, backward, _no_tracebacks():
+        with put_back_after_errors(), limit, backward, constants_of_one_frame(), _no_tracebacks():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
 

@@ -8,11 +8,17 @@ never takes as inputs. Up to Dynamo's limit of 8 that is a compile in each step.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch._guards import CompileContext
+from torch.fx import GraphModule, Node
 
 from lightning_hotcompile.swap.dynamo import first_reason, recent_compiles
 
-_EQUALS = re.compile(r"(?P<what>\S.*?) == -?(\d+\.\d|\d+e[-+]|inf|nan)")
+_EQUALS = re.compile(r"(?P<what>\S.*?) == \(?-?(\d+\.\d|\d+e[-+]|inf|nan)")
 MOVES = "a number that is a constant of the code has another value each time"
 _COMMENT = "#"
 """After the guard comes the user's line of code, as a comment."""
@@ -32,7 +38,8 @@ class MovingNumbers:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._last_step: dict[tuple[str, str, str], int] = {}
-        self._found: dict[str, str] = {}
+        self._found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        self._only_numbers: set[str] = set()
 
     @staticmethod
     def newest() -> object:
@@ -51,8 +58,8 @@ class MovingNumbers:
             if compile_ is newest:
                 break
             if (reason := first_reason(compile_)) is not None:
-                # "3/1" is the second compile of one piece of code; a step with graph breaks has several
-                self.count(region, step, str(compile_.compile_id).partition("/")[0], reason)
+                # a step with graph breaks has several pieces of code
+                self.count(region, step, _frame_of(compile_.compile_id), reason)
 
     def count(self, region: str, step: int, frame: str, reason: str) -> None:
         """One more compile of a piece of the region's code, and its reason."""
@@ -65,9 +72,34 @@ class MovingNumbers:
         self._last_step[key] = step
         self._counts[key] += 1
         if self._counts[key] >= _MOST:
-            self._found[region] = what
+            self._found[region][frame] = what
 
     def why_not_again(self, region: str) -> str | None:
         """Why no more is to be compiled for a region, or ``None``."""
-        what = self._found.get(region)
-        return None if what is None else f"{MOVES}: {what}"
+        return self._why(region, self._found[region].keys() - self._only_numbers)
+
+    def why_not_this(self, region: str, graph_module: GraphModule) -> str | None:
+        """Why the frame that is traced now is left to Python, or ``None``: of one that computes numbers only.
+
+        Its tensors are of other frames, which go with whatever it gives them.
+        """
+        if any(_is_of_tensors(node) for node in graph_module.graph.nodes):
+            return None
+        frame = _frame_of(CompileContext.current_compile_id())
+        self._only_numbers.add(frame)
+        return self._why(region, self._found[region].keys() & {frame})
+
+    def _why(self, region: str, frames: Collection[str]) -> str | None:
+        return f"{MOVES}: {self._found[region][min(frames)]}" if frames else None
+
+
+def _frame_of(compile_id: object) -> str:
+    """The number of a piece of code, as Dynamo counts them: ``3/1`` is its second compile."""
+    return str(compile_id).partition("/")[0]
+
+
+def _is_of_tensors(node: Node) -> bool:
+    """Whether a node computes a tensor."""
+    found: Any = node.meta.get("example_value")
+    values = found if isinstance(found, (tuple, list)) else [found]
+    return node.op.startswith("call_") and any(isinstance(value, torch.Tensor) for value in values)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from lightning_hotcompile.swap.tracing.added_guards import guarded_too
 from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
+from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
+from lightning_hotcompile.swap.tracing.float_inputs import constants_if_needed
 from lightning_hotcompile.swap.tracing.growing import grow_in_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
@@ -26,6 +28,8 @@ _LEFT = (
     as_they_are,
     asked_by_guards,
     grow_in_python,
+    computed_by_python,
+    constants_if_needed,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 

@@ -1,0 +1,88 @@
+"""Python numbers that change: what follows a schedule, or was drawn, is no constant of each step's code.
+
+Dynamo has a symbol for a number that has changed. Where it cannot compute with one it takes the result for
+a constant, and guards on that: each step is compiled anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.pgo import auto_dynamic
+from torch._dynamo.variables import BuiltinVariable, ConstantVariable, builder
+from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
+
+_WITH_SYMBOLS = frozenset({"ceil", "floor", "trunc"})
+"""Functions of ``math`` that ask the number itself. Some others have a twin in torch, as ``sqrt`` has."""
+
+_STACK = "L['___stack"
+"""Begins the name of what a call has returned at which a graph ended."""
+
+
+def computed_by_python() -> list[Override]:
+    """What Dynamo does otherwise.
+
+    A function of ``math`` that it cannot compute of a symbol (``exp``) is left to Python, at a graph break.
+    Numbers are compared at once, with a guard on the outcome: beyond a graph break that would be an output
+    of the graph, which torch makes a constant together with the number. So would be ``float(number)``, which
+    is the number itself. And a number that a call returned at which a graph ended (a draw, ``loss.item()``)
+    is taken to be another one the next time.
+    """
+
+    def call(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if _is_beyond_symbols(variable.value) and any(map(_is_symbol, args)):
+            end_graph(
+                "function of a number that changes",
+                f"{variable} {args}",
+                f"math.{variable.value.__name__} is left to Python: compiled code would have its result as a "
+                "constant.",
+            )
+        return prior(variable, tx, args, kwargs)
+
+    def compare(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if variable.fn is float and len(args) == 1 and _is_symbol(args[0], float):
+            return args[0].realize()
+        found = prior(variable, tx, args, kwargs)
+        if type(found) is SymNodeVariable and _is_outcome_of_floats(found.sym_num):
+            return ConstantVariable.create(found.evaluate_expr(tx.output))
+        return found
+
+    def returned(prior: Any, tx: Any, name: str, entry: Any, **kwargs: Any) -> Any:
+        found = prior(tx, name, entry, **kwargs)
+        if name.startswith(_STACK) and isinstance(entry.scalar, float):
+            return dataclasses.replace(found, scalar=auto_dynamic)
+        return found
+
+    return [
+        Override(TorchInGraphFunctionVariable, "call_function", call),
+        Override(BuiltinVariable, "call_function", compare),
+        Override(builder, "process_automatic_dynamic", returned),
+    ]
+
+
+def _is_beyond_symbols(function: Any) -> bool:
+    if getattr(function, "__module__", None) != math.__name__:
+        return False
+    name = function.__name__
+    return name not in _WITH_SYMBOLS and not hasattr(torch, f"_sym_{name}")
+
+
+def _is_symbol(variable: Any, kind: type = object) -> bool:
+    found = variable.realize()
+    return isinstance(found, SymNodeVariable) and issubclass(found.python_type(), kind)
+
+
+def _is_outcome_of_floats(number: Any) -> bool:
+    """Whether it is true or false by numbers that came into the graph as floats, and by no others."""
+    if not isinstance(number, torch.SymBool):
+        return False
+    symbols = number.node.expr.free_symbols
+    return bool(symbols) and all(symbol_is_type(each, SymT.FLOAT) for each in symbols)
