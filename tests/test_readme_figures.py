@@ -75,7 +75,7 @@ def test_what_is_said_of_regret_elsewhere_is_what_its_results_say() -> None:
     found = re.search(r"cold ([\d.]+), warm ([\d.]+), prepared ([\d.]+)\. (\d+) of \d+ cells above", text)
     worst = re.search(r"## Above the goal\n\n- ([\w-]+), .*?: ([\d.]+) \(", text)
     said = re.search(
-        r"the means were ([\d.]+), ([\d.]+) and ([\d.]+),.*?and (\d+) cells were above 1\.05, "
+        r"had means of ([\d.]+), ([\d.]+) and ([\d.]+),.*?and (\d+) cells were above 1\.05, "
         r"`([\w-]+)` again the farthest \(([\d.]+);",
         README,
     )
