@@ -44,6 +44,37 @@ class InADeque(Collects):
         self.losses = deque()
 
 
+class Numbers(Collects):
+    """A graph ends at ``item()``, with the list's method on the stack."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.losses.append(loss.item())
+        return loss * 1.0
+
+    def on_train_epoch_end(self) -> None:
+        self.seen += list(self.losses)
+        self.losses.clear()
+
+
+class NumbersForEver(Numbers):
+    def on_train_epoch_end(self) -> None:
+        self.seen.append(sum(self.losses))
+
+
+class NumbersInADeque(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = deque()
+
+
+class NumbersInPairs(Numbers):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.losses.extend([loss.item(), batch_idx])
+        return loss * 1.0
+
+
 class WithGradients(Collects):
     """What is collected holds on to the step's graph of derivatives, as in eager code."""
 
@@ -287,6 +318,13 @@ def test_one_graph_is_enough(kind: type[Collects]) -> None:
     assert_proven(report)
     assert report.recompiles == 0
     assert [region.graphs for region in report.regions] == [1]
+
+
+@pytest.mark.parametrize("kind", [Numbers, NumbersForEver, NumbersInADeque, NumbersInPairs])
+def test_what_is_read_out_of_a_tensor_in_the_call(kind: type[Collects]) -> None:
+    report = compared(kind, scope="step").report
+    assert_proven(report)
+    assert (report.phase, report.recompiles) == ("steady", 0), report.to_text()
 
 
 @pytest.mark.parametrize("kind", [BeginsAnew, LooksUp, HandsOn, OfOneLength])

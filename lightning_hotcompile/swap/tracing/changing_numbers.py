@@ -23,7 +23,7 @@ from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 _WITH_SYMBOLS = frozenset({"ceil", "floor", "trunc"})
 """Functions of ``math`` that ask the number itself. Some others have a twin in torch, as ``sqrt`` has."""
 
-_STACK = "L['___stack"
+STACK = "L['___stack"
 """Begins the name of what a call has returned at which a graph ended."""
 
 
@@ -57,7 +57,7 @@ def computed_by_python() -> list[Override]:
 
     def returned(prior: Any, tx: Any, name: str, entry: Any, **kwargs: Any) -> Any:
         found = prior(tx, name, entry, **kwargs)
-        if name.startswith(_STACK) and isinstance(entry.scalar, float):
+        if name.startswith(STACK) and isinstance(entry.scalar, float):
             return dataclasses.replace(found, scalar=auto_dynamic)
         return found
 

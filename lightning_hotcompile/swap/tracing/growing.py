@@ -23,11 +23,15 @@ from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVar
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lists import DequeVariable
+from torch._dynamo.variables.misc import GetAttrVariable
 from torch._guards import ChainedSource
 
 from lightning_hotcompile.swap.tracing.caught_errors import as_written
+from lightning_hotcompile.swap.tracing.changing_numbers import STACK
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
+_METHOD = types.BuiltinMethodType
+_MAKE_LONGER = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"})
 _KINDS, _VARIABLES = (list, deque, dict), (ListVariable, DequeVariable, ConstDictVariable)
 _OF_AN_OBJECT, _HANDED_ON = 2, 6
 """So often one that is made longer may have had another length than before, by where it comes from.
@@ -55,6 +59,11 @@ class _Growth:
     """How often that was another one than the time before."""
 
 
+_ENDS: dict[type, str] = {
+    **{kind: f"{kind.__name__} that grows from step to step" for kind in _KINDS},
+    _METHOD: "call of a list or dict after a graph break in it",
+}
+
 _growths: Any = ExactWeakKeyDictionary()
 """By the code that is compiled, and the name of where they come from."""
 
@@ -70,13 +79,13 @@ class GrowsVariable(VariableTracker):
         self.kind = kind
 
     def python_type(self) -> type:
-        """A list, deque or dict."""
+        """A list, deque or dict, or a method of one."""
         return self.kind
 
     def ends_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
         """In place of what Dynamo does with one: else an empty one would count as true, say."""
         end_graph(
-            f"{self.kind.__name__} that grows from step to step",
+            _ENDS[self.kind],
             f"{self.source}",
             "Compiled code has a guard on its length, and would be compiled anew in each step.",
         )
@@ -101,9 +110,10 @@ def grow_in_python() -> list[Override]:
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         kind, source = type(value), builder.source
-        if kind not in _KINDS or source is None:
+        if kind not in _ENDS or source is None:
             return prior(builder, value)
-        if source.name not in _left.get(as_written(builder.tx.output.root_tx.f_code), ()):
+        left = _left.get(as_written(builder.tx.output.root_tx.f_code), ())
+        if not (_is_on_the_stack(value, source) if kind is _METHOD else source.name in left):
             return prior(builder, value)
         builder.install_guards(GuardBuilder.TYPE_MATCH)
         return GrowsVariable(kind, source=source)
@@ -116,7 +126,8 @@ def grow_in_python() -> list[Override]:
 
     def written_back(prior: Any, effects: Any, *args: Any, **kwargs: Any) -> Any:
         root = effects.output_graph_weakref().root_tx
-        if not root.one_graph and any(_grows(root.f_code, *each) for each in _longer(effects)):
+        found = [] if root.one_graph else [*_longer(effects), *_about_to_be_longer(root)]
+        if any(_grows(root.f_code, *each) for each in found):
             raise RestartAnalysis(restart_reason="a list or dict that the code makes longer")
         return prior(effects, *args, **kwargs)
 
@@ -135,6 +146,23 @@ def _longer(effects: Any) -> Iterator[tuple[Any, int]]:
             before = lengths.get(variable.source.name)
             if before is not None and len(variable.items) > before:
                 yield variable, before
+
+
+def _is_on_the_stack(method: Any, source: Any) -> bool:
+    """Whether it is ``self.losses.append`` of ``self.losses.append(loss.item())``, beyond the break in there.
+
+    It is another one each time, and Dynamo's code for one is invalid when that is gone.
+    """
+    return type(method.__self__) in _KINDS and source.name.startswith(STACK)
+
+
+def _about_to_be_longer(root: Any) -> Iterator[tuple[Any, int]]:
+    """Those whose method is on the stack where a graph ends, to be called after it: ``append(x.item())``."""
+    for method in root.stack:
+        if isinstance(method, GetAttrVariable) and method.name in _MAKE_LONGER:
+            variable = method.obj.realize()
+            if isinstance(variable, _VARIABLES) and variable.source is not None:
+                yield variable, len(variable.items)
 
 
 def _of(code: types.CodeType, kept: Any, at_first: Any) -> Any:
