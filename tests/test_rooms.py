@@ -151,6 +151,9 @@ PRIVATE_TORCH = {
         "_execution_engine",
         "_get_current_graph_task_keep_graph",
     },
+    # What stands in a frame for an object that it leaves alone.
+    "swap.tracing.left_variable": {"torch._dynamo"},
+    "swap.tracing.kept_numbers": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {

@@ -481,7 +481,7 @@ CELLS = [
     Cell(name="numpy's metrics", model=NumpyMetrics),
     Cell(name="numpy's constants", model=NumpyConstants, options={"fullgraph": True}),
     Cell(name="reversed gradients", model=ReversedGradients),
-    Cell(name="function of one's own", model=OwnFunction, auto=Expect(phase="settling")),
+    Cell(name="function of one's own", model=OwnFunction),
     Cell(name="keeps gradients", model=KeepsGradients),
     Cell(name="adversarial", model=Adversarial),
     Cell(name="pseudo-labels", model=PseudoLabels),

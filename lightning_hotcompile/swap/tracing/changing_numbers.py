@@ -18,13 +18,11 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from lightning_hotcompile.swap.tracing.left_variable import STACK
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _WITH_SYMBOLS = frozenset({"ceil", "floor", "trunc"})
 """Functions of ``math`` that ask the number itself. Some others have a twin in torch, as ``sqrt`` has."""
-
-STACK = "L['___stack"
-"""Begins the name of what a call has returned at which a graph ended."""
 
 
 def computed_by_python() -> list[Override]:
@@ -82,7 +80,10 @@ def _is_symbol(variable: Any, kind: type = object) -> bool:
 
 def _is_outcome_of_floats(number: Any) -> bool:
     """Whether it is true or false by numbers that came into the graph as floats, and by no others."""
-    if not isinstance(number, torch.SymBool):
-        return False
+    return isinstance(number, torch.SymBool) and is_of_floats(number)
+
+
+def is_of_floats(number: Any) -> bool:
+    """Whether a symbolic number is made of such that came into the graph as floats, and of no others."""
     symbols = number.node.expr.free_symbols
     return bool(symbols) and all(symbol_is_type(each, SymT.FLOAT) for each in symbols)

@@ -11,24 +11,22 @@ import types
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from torch._dynamo.exc import RestartAnalysis
-from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVariable
-from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch._guards import ChainedSource
 
 from lightning_hotcompile.swap.tracing.caught_errors import as_written
-from lightning_hotcompile.swap.tracing.changing_numbers import STACK
-from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
+from lightning_hotcompile.swap.tracing.left_variable import STACK, left_to_python
+from lightning_hotcompile.swap.tracing.overrides import Override
 
 _METHOD = types.BuiltinMethodType
 _MAKE_LONGER = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"})
@@ -64,45 +62,13 @@ _ENDS: dict[type, str] = {
     _METHOD: "call of a list or dict after a graph break in it",
 }
 
+_WHY = "Compiled code has a guard on its length, and would be compiled anew in each step."
+
 _growths: Any = ExactWeakKeyDictionary()
 """By the code that is compiled, and the name of where they come from."""
 
 _left: Any = ExactWeakKeyDictionary()
 """Names of what is left to Python, by the code of the function; what comes after a break is a part of it."""
-
-
-class GrowsVariable(VariableTracker):
-    """What is left to Python: each use ends the graph, and nothing of it is guarded but its type."""
-
-    def __init__(self, kind: type, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.kind = kind
-
-    def python_type(self) -> type:
-        """A list, deque or dict, or a method of one."""
-        return self.kind
-
-    def ends_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """In place of what Dynamo does with one: else an empty one would count as true, say."""
-        end_graph(
-            _ENDS[self.kind],
-            f"{self.source}",
-            "Compiled code has a guard on its length, and would be compiled anew in each step.",
-        )
-
-
-_SLOTS = ("sq_", "mp_", "nb_")
-_OTHER_USES = frozenset(
-    {"call_method", "call_function", "unpack_var_sequence", "force_unpack_var_sequence", "call_obj_hasattr"}
-    | {"has_unpack_var_sequence", "has_force_unpack_var_sequence", "is_python_equal", "get_python_hash"}
-)
-_NO_USES = frozenset({"tp_getattro_impl", "hash_impl"})
-"""By the first of them a method is looked up, which ends the graph when it is called."""
-
-for _name in dir(VariableTracker):
-    _is_use = _name.endswith("_impl") or _name.startswith(_SLOTS) or _name in _OTHER_USES
-    if _is_use and _name not in _NO_USES:
-        setattr(GrowsVariable, _name, GrowsVariable.ends_graph)
 
 
 def grow_in_python() -> list[Override]:
@@ -115,8 +81,7 @@ def grow_in_python() -> list[Override]:
         left = _left.get(as_written(builder.tx.output.root_tx.f_code), ())
         if not (_is_on_the_stack(value, source) if kind is _METHOD else source.name in left):
             return prior(builder, value)
-        builder.install_guards(GuardBuilder.TYPE_MATCH)
-        return GrowsVariable(kind, source=source)
+        return left_to_python(builder, value, _ENDS[kind], _WHY)
 
     def tracked(prior: Any, effects: Any, item: Any, variable: Any, *kind: Any) -> Any:
         source = getattr(variable, "source", None)
