@@ -85,5 +85,11 @@ def _is_outcome_of_floats(number: Any) -> bool:
 
 def is_of_floats(number: Any) -> bool:
     """Whether a symbolic number is made of such that came into the graph as floats, and of no others."""
-    symbols = number.node.expr.free_symbols
-    return bool(symbols) and all(symbol_is_type(each, SymT.FLOAT) for each in symbols)
+    found = symbols_of(number)
+    return bool(found) and all(symbol_is_type(each, SymT.FLOAT) for each in found)
+
+
+def symbols_of(number: Any) -> set[Any]:
+    """What a symbolic number is made of; none of another number, or of the length of a jagged dimension."""
+    expression = getattr(getattr(number, "node", None), "expr", None)
+    return set() if expression is None else set(expression.free_symbols)

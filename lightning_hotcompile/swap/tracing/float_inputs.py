@@ -19,6 +19,7 @@ from torch.utils._sympy.interp import handlers
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from lightning_hotcompile.swap.tracing.changing_numbers import symbols_of
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 
@@ -79,5 +80,4 @@ def _used(graph_module: GraphModule) -> set[sympy.Symbol]:
 def _symbols(node: Node) -> set[sympy.Symbol]:
     """Of the number that a node gives, or the dimensions of the tensor."""
     value = node.meta.get("val")
-    numbers = [getattr(each, "node", None) for each in (value, *getattr(value, "shape", ()))]
-    return {symbol for each in numbers if each is not None for symbol in each.expr.free_symbols}
+    return set().union(*map(symbols_of, (value, *getattr(value, "shape", ()))))
