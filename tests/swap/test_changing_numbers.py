@@ -125,7 +125,23 @@ class Cuts(Small):
         return self.loss((x, y))
 
 
-@pytest.mark.parametrize(("kind", "recompiles"), [(Mixes, 0), (Switches, 5), (Cuts, 8)])
+class CutsByAFunction(Cuts):
+    """The number comes as an argument, and is on the stack where numpy is called."""
+
+    def width(self, share: float) -> int:
+        return int(4 * np.sqrt(1 - share))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (x, y), share = batch, np.random.beta(1.0, 1.0)
+        width = self.width(share)
+        x = x.clone()
+        x[:, :width] = x.flip(0)[:, :width]
+        return self.loss((x, y))
+
+
+@pytest.mark.parametrize(
+    ("kind", "recompiles"), [(Mixes, 0), (Switches, 5), (Cuts, 8), (CutsByAFunction, 10)]
+)
 def test_a_share_that_is_drawn(kind: type[Small], recompiles: int) -> None:
     plain, model, callback = trained(
         kind, on_error="eager"

@@ -36,6 +36,9 @@ def test_the_same_number_again_and_again(reasons: list[str], found: str | None) 
     for step, reason in enumerate(reasons):
         numbers.count("one", step, "0", reason)
     numbers.count("one", 9, "1", reasons[0])  # another piece of code
+    assert numbers.why_not_again("one") is None, "it may compute numbers only"
+    for frame in "01":
+        numbers.computes_tensors(frame)
     why = numbers.why_not_again("one")
     assert (why is None) is (found is None)
     assert why is None or why.endswith(str(found))
@@ -46,6 +49,7 @@ def test_blocks_that_differ_in_a_number_are_no_number_that_moves() -> None:
     numbers = MovingNumbers()
     for rate in range(6):
         numbers.count("blocks", 1, "0", f"0/{rate}: module.p == 0.{rate}")
+    numbers.computes_tensors("0")
     assert numbers.why_not_again("blocks") is None
 
 

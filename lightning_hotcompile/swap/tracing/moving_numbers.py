@@ -39,7 +39,7 @@ class MovingNumbers:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._last_step: dict[tuple[str, str, str], int] = {}
         self._found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        self._only_numbers: set[str] = set()
+        self._of_tensors: set[str] = set()
 
     @staticmethod
     def newest() -> object:
@@ -76,18 +76,23 @@ class MovingNumbers:
 
     def why_not_again(self, region: str) -> str | None:
         """Why no more is to be compiled for a region, or ``None``."""
-        return self._why(region, self._found[region].keys() - self._only_numbers)
+        return self._why(region, self._found[region].keys() & self._of_tensors)
 
     def why_not_this(self, region: str, graph_module: GraphModule) -> str | None:
         """Why the frame that is traced now is left to Python, or ``None``: of one that computes numbers only.
 
         Its tensors are of other frames, which go with whatever it gives them.
         """
-        if any(_is_of_tensors(node) for node in graph_module.graph.nodes):
-            return None
         frame = _frame_of(CompileContext.current_compile_id())
-        self._only_numbers.add(frame)
+        if any(_is_of_tensors(node) for node in graph_module.graph.nodes):
+            self.computes_tensors(frame)
+        if frame in self._of_tensors:
+            return None
         return self._why(region, self._found[region].keys() & {frame})
+
+    def computes_tensors(self, frame: str) -> None:
+        """A graph of this piece of code does; where none does there may be none to ask about it."""
+        self._of_tensors.add(frame)
 
     def _why(self, region: str, frames: Collection[str]) -> str | None:
         return f"{MOVES}: {self._found[region][min(frames)]}" if frames else None
@@ -99,7 +104,9 @@ def _frame_of(compile_id: object) -> str:
 
 
 def _is_of_tensors(node: Node) -> bool:
-    """Whether a node computes a tensor."""
+    """Whether a node computes a tensor, and not one of a number alone, as for a call of numpy's."""
+    if not node.op.startswith("call_") or node.target is torch.scalar_tensor:
+        return False
     found: Any = node.meta.get("example_value")
     values = found if isinstance(found, (tuple, list)) else [found]
-    return node.op.startswith("call_") and any(isinstance(value, torch.Tensor) for value in values)
+    return any(isinstance(value, torch.Tensor) for value in values)
