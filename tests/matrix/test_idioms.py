@@ -469,7 +469,7 @@ CELLS = [
     Cell(name="skips some", model=SkipsSome),
     Cell(name="collects", model=Collects, trainer={"max_epochs": 6}),
     Cell(name="anneals", model=Anneals),
-    Cell(name="times itself", model=Times, auto=Expect(phase="settling")),
+    Cell(name="times itself", model=Times),
     Cell(name="tries", model=Tries),
     Cell(name="complex", model=Complex),
     Cell(name="scripted", model=Scripted, regions=Expect(phase="declined", reason="nothing to compile")),
