@@ -261,9 +261,10 @@ class Weighing:
 
 
 def _usual_step_s(known: Profile | None, step_s: float | None) -> float | None:
-    """Seconds of an eager step: those that a measured gain is of, where this run had its first steps only.
+    """Seconds of an eager step: those that the gain was measured with, if it was; else as seen in this run.
 
-    They are slow, by twice as much and more: a process is warm later, and its optimizer is fused later.
+    A known plan is decided upon after the first step, which takes two to three times as long as later ones.
     """
-    is_measured = step_s is not None and known is not None and known.speedup is not None
-    return (known.eager_s if is_measured and known is not None else None) or step_s
+    if step_s is None or known is None or known.speedup is None:
+        return step_s
+    return known.eager_s or step_s

@@ -75,7 +75,7 @@ def with_weight(weight: Callable[[int], float]) -> type[Scheduled]:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_weight_that_follows_a_schedule(name: str) -> None:
     plain, model, callback = trained(with_weight(SCHEDULES[name]))
-    assert callback.report.recompiles <= 2, "one for each piece of the step, once a number has changed"
+    assert callback.report.recompiles <= 1, "once a number has changed"
     assert_same(plain, model)
 
 
@@ -83,7 +83,7 @@ def test_a_weight_that_follows_a_schedule(name: str) -> None:
 @pytest.mark.parametrize("name", ["annealed exponentially", "in cycles", "drawn"])
 def test_code_of_inductor_goes_with_it(name: str) -> None:
     plain, model, callback = trained(with_weight(SCHEDULES[name]), backend="inductor")
-    assert callback.report.recompiles <= 2
+    assert callback.report.recompiles <= 1
     assert_same(plain, model)
 
 
@@ -139,13 +139,9 @@ class CutsByAFunction(Cuts):
         return self.loss((x, y))
 
 
-@pytest.mark.parametrize(
-    ("kind", "recompiles"), [(Mixes, 0), (Switches, 5), (Cuts, 8), (CutsByAFunction, 10)]
-)
+@pytest.mark.parametrize(("kind", "recompiles"), [(Mixes, 0), (Switches, 2), (Cuts, 4), (CutsByAFunction, 1)])
 def test_a_share_that_is_drawn(kind: type[Small], recompiles: int) -> None:
-    plain, model, callback = trained(
-        kind, on_error="eager"
-    )  # a frame that has numbers only is left to Python
+    plain, model, callback = trained(kind)
     assert callback.report.recompiles <= recompiles
     assert_same(plain, model)
 

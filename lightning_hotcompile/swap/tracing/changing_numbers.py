@@ -35,7 +35,7 @@ def computed_by_python() -> list[Override]:
     is taken to be another one the next time.
     """
 
-    def call(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    def call_math(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if _is_beyond_symbols(variable.value) and any(map(_is_symbol, args)):
             end_graph(
                 "function of a number that changes",
@@ -45,7 +45,7 @@ def computed_by_python() -> list[Override]:
             )
         return prior(variable, tx, args, kwargs)
 
-    def compare(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    def call_builtin(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if variable.fn is float and len(args) == 1 and _is_symbol(args[0], float):
             return args[0].realize()
         found = prior(variable, tx, args, kwargs)
@@ -60,8 +60,8 @@ def computed_by_python() -> list[Override]:
         return found
 
     return [
-        Override(TorchInGraphFunctionVariable, "call_function", call),
-        Override(BuiltinVariable, "call_function", compare),
+        Override(TorchInGraphFunctionVariable, "call_function", call_math),
+        Override(BuiltinVariable, "call_function", call_builtin),
         Override(builder, "process_automatic_dynamic", returned),
     ]
 
