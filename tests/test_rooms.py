@@ -87,6 +87,11 @@ PRIVATE_TORCH = {
         "_get_cache_entries_for_region",
         "torch._dynamo",
     },
+    # What it keeps of what it has compiled.
+    "swap.letting_go": {
+        *("_debug_get_cache_entry_list", "_edits", "_get_cache_entries_for_region"),
+        *("torch._dynamo", "torch._C"),
+    },
     # What becomes of a frame that the backend has refused.
     "swap.graphs.later_frames": {"torch._dynamo"},
     # The backends behind Dynamo.
@@ -154,6 +159,8 @@ PRIVATE_TORCH = {
     # What stands in a frame for an object that it leaves alone.
     "swap.tracing.left_variable": {"torch._dynamo"},
     "swap.tracing.kept_numbers": {"torch._dynamo"},
+    # What it traces with.
+    "swap.tracing.fake_gradients": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {

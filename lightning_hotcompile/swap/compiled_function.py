@@ -15,6 +15,7 @@ import torch._dynamo.eval_frame as eval_frame
 from torch._dynamo.eval_frame import RunOnlyContext
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
+from lightning_hotcompile.swap.letting_go import note_life
 from lightning_hotcompile.swap.tracing import overrides
 
 _ISOLATION = "_isolate_recompiles_id"
@@ -81,11 +82,13 @@ class CompiledFunction:
     ) -> None:
         overrides.mark(backend)
         arguments: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph}
-        if _HAS_ISOLATION and threading.current_thread() is threading.main_thread():
+        isolated = _HAS_ISOLATION and threading.current_thread() is threading.main_thread()
+        if isolated:
             arguments["isolate_recompiles"] = True
         function = _with_own_code(function, name)
         self.compile: CompiledFn = torch.compile(function, **arguments)
         self.reuse: CompiledFn = _reusing(function, self.compile)
+        note_life(function, getattr(self.compile, _ISOLATION) if _HAS_BUCKETS and isolated else None)
         self._function = function
         self._by_graph: dict[object, CompiledFn] = {}
 

@@ -7,6 +7,7 @@ from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
+from lightning_hotcompile.swap.tracing.fake_gradients import noted_fake_gradients
 from lightning_hotcompile.swap.tracing.float_inputs import constants_if_needed
 from lightning_hotcompile.swap.tracing.growing import grow_in_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
@@ -38,4 +39,4 @@ _LEFT = (
 
 def all_overrides() -> list[Override]:
     """In the order in which they are put: of two of one name the later one is called first."""
-    return [each for part in (*_LEFT, guarded_too) for each in part()]
+    return [each for part in (*_LEFT, guarded_too, noted_fake_gradients) for each in part()]
