@@ -24,7 +24,7 @@ from lightning_hotcompile.swap.inductor.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.inductor.silent_imports import import_in_silence
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
-from lightning_hotcompile.swap.letting_go import let_go
+from lightning_hotcompile.swap.letting_go import forget_gone_functions
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.swap.steplog import SwappedStep
@@ -149,7 +149,7 @@ class Installation:
     def put(self) -> None:
         """Change the model: the next step on the lane that compiles does so at each region's first call."""
         self.in_place = True
-        let_go()
+        forget_gone_functions()
         import_in_silence()
         for setting in self._torch_settings:
             setting.__enter__()

@@ -20,7 +20,7 @@ from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.utils import get_metrics_context
 
-from lightning_hotcompile.swap.tracing.fake_gradients import forget_fake_gradients
+from lightning_hotcompile.swap.tracing.fake_gradients import forget_fake_gradients, taken_from
 
 _LIFE = "_hotcompile_life"
 _WHY = "the training that it was compiled for is over"
@@ -52,7 +52,7 @@ def note_life(function: Callable[..., Any], region: int | None) -> None:
     weakref.finalize(life, _dead.append, _Dead(function.__code__, region)).atexit = False
 
 
-def let_go() -> None:
+def forget_gone_functions() -> None:
     """Let go of what was compiled for functions that are gone.
 
     To be called between steps: what Dynamo goes through to find the code for a call must not change then.
@@ -61,7 +61,7 @@ def let_go() -> None:
     if not metrics.in_progress():
         metrics._edits.clear()  # tracebacks of all compiles so far, for an error message; they keep codes
     forget_fake_gradients()
-    gone = [_dead.popleft() for _ in range(len(_dead))]
+    gone = list(taken_from(_dead))
     regions = [dead.region for dead in gone if dead.region is not None]
     for code in _seen_codes() if regions else ():
         for region in regions:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lightning_hotcompile.swap.compiled_function import _HAS_BUCKETS, CompiledFunction
-from lightning_hotcompile.swap.letting_go import let_go
+from lightning_hotcompile.swap.letting_go import forget_gone_functions
 from tests.hot import STEP, assert_proven, hot
 from tests.models import Block, Small, fit, seeded
 
@@ -52,7 +52,7 @@ def nothing_of_other_tests() -> Iterator[None]:
 def settle() -> None:
     for _ in range(3):  # what one round lets go of may be in rings that the next one finds
         gc.collect()
-        let_go()
+        forget_gone_functions()
 
 
 def compiled(function: Callable[..., Any], graphs: Graphs) -> CompiledFunction:

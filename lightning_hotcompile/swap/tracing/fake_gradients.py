@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch._dynamo.variables import builder
 
 from lightning_hotcompile.swap.tracing.overrides import Override
+
+T = TypeVar("T")
 
 _with_gradients: deque[weakref.ref[Tensor]] = deque()
 
@@ -33,6 +37,13 @@ def noted_fake_gradients() -> list[Override]:
 
 def forget_fake_gradients() -> None:
     """Open these rings; to be called while nothing is traced."""
-    while _with_gradients:
-        if (fake := _with_gradients.popleft()()) is not None:
+    for reference in taken_from(_with_gradients):
+        if (fake := reference()) is not None:
             fake.grad = None
+
+
+def taken_from(queue: deque[T]) -> Iterator[T]:
+    """All that is in it, which other threads may put into it, and take from it, at the same time."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield queue.popleft()
