@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +19,11 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.swap.process.time_limit import time_limit
 from lightning_hotcompile.swap.tracing.signal_handlers import SignalHandlers
 from tests.hot import STEP, assert_proven, assert_same, hot
-from tests.models import Small, loader, make_trainer, seeded
+from tests.models import Small, fit, loader, make_trainer, seeded
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of POSIX systems")
 
@@ -111,6 +114,55 @@ def test_what_a_handler_raises_ends_the_training(on_error: str) -> None:
     assert raised.value.__cause__ is cause
     assert steps == [3]
     assert callback.report.reason.startswith("cost_gate=False")
+
+
+class Handlers:
+    """Of every kind that there is: each of them raises the error of the one below."""
+
+    def end(self, *_: object) -> None:
+        raise Preempted("the job ends")
+
+    def __call__(self, *_: object) -> None:
+        self.end()
+
+    @classmethod
+    def of_all_kinds(cls) -> dict[str, Any]:
+        def function(number: int, frame: FrameType | None) -> None:
+            cls().end()
+
+        partial = functools.partial(functools.partial(function))
+        return {"function": function, "method": cls().end, "object": cls(), "partial": partial}
+
+
+def rings(graph: Any, inputs: Any, **_: Any) -> Any:
+    """A backend of which a signal comes while its code runs for the fifth time."""
+    runs = itertools.count(1)
+
+    def run(*args: Any) -> Any:
+        if next(runs) == 5:
+            signal.raise_signal(signal.SIGUSR1)
+        return graph.forward(*args)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["function", "method", "object", "partial"])
+def test_what_a_handler_raises_in_compiled_code_ends_the_training(kind: str) -> None:
+    """It was taken for an error of the compiled code, and eager went on."""
+    callback = hot(**{**STEP, "backend": rings, "on_error": "eager"})
+    signal.signal(signal.SIGUSR1, Handlers.of_all_kinds()[kind])
+    model = seeded(Small)
+    with pytest.raises(Preempted, match="the job ends"):
+        fit(model, [callback])
+    assert "training_step" not in vars(model)
+
+
+def test_what_a_handler_raises_in_code_of_ours_ends_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for an error of the callback's, and training went on."""
+    monkeypatch.setattr(Session, "consider_step", lambda *_: signal.raise_signal(signal.SIGUSR1))
+    signal.signal(signal.SIGUSR1, Handlers())
+    with pytest.raises(Preempted, match="the job ends"):
+        fit(seeded(Small), [hot(**STEP, on_error="eager")])
 
 
 def test_handlers_are_there_again_afterwards() -> None:

@@ -8,10 +8,11 @@ handler raises would be taken for an error of the compile, and training would go
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
 import torch
@@ -158,3 +159,24 @@ def _is_of_others(handler: object) -> TypeGuard[_Handler]:
     return not isinstance(handler, _OutsideOfModes) and not isinstance(
         getattr(handler, "__self__", None), Alarm
     )
+
+
+def comes_from_a_handler(error: BaseException) -> bool:
+    """Whether a handler of signals has raised it: Python calls one wherever it is, in compiled code too."""
+    codes = [_code_of(signal.getsignal(number)) for number in _NUMBERS]
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """What runs when it is called; ``None`` where that is nothing of Python's."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)  # of a method
+    of_objects = (vars(kind).get("__call__") for kind in type(handler).__mro__)
+    codes = (getattr(each, "__code__", None) for each in (function, *of_objects))
+    return next((code for code in codes if isinstance(code, CodeType)), None)
