@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from lightning_hotcompile.run.session import Session
-from lightning_hotcompile.swap.process.time_limit import time_limit
-from lightning_hotcompile.swap.tracing.signal_handlers import SignalHandlers
+from lightning_hotcompile.swap.process.time_limit import Alarm, time_limit
+from lightning_hotcompile.swap.tracing.signal_handlers import SignalHandlers, comes_from_a_handler
 from tests.hot import STEP, assert_proven, assert_same, hot
 from tests.models import Small, fit, loader, make_trainer, seeded
 
@@ -290,3 +290,14 @@ def test_in_another_thread_nothing_is_done() -> None:
     thread.start()
     thread.join()
     assert found == [handler]
+
+
+def test_the_error_of_a_time_limit_is_not_one_of_a_handler() -> None:
+    alarm = Alarm(60.0, TimeoutError, may_throw=lambda _: True)
+    alarm.start()
+    try:
+        with pytest.raises(TimeoutError) as raised:
+            signal.raise_signal(signal.SIGALRM)
+        assert not comes_from_a_handler(raised.value)
+    finally:
+        alarm.stop()

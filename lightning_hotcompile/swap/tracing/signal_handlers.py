@@ -162,8 +162,9 @@ def _is_of_others(handler: object) -> TypeGuard[_Handler]:
 
 
 def comes_from_a_handler(error: BaseException) -> bool:
-    """Whether a handler of signals has raised it: Python calls one wherever it is, in compiled code too."""
-    codes = [_code_of(signal.getsignal(number)) for number in _NUMBERS]
+    """Whether somebody's handler of signals has raised it: Python calls one wherever it is."""
+    handlers = filter(_is_of_others, map(signal.getsignal, _NUMBERS))
+    codes = [code for handler in handlers if (code := _code_of(handler)) is not None]
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:
