@@ -236,7 +236,7 @@ PRIVATE_TORCH = {
     "swap.tracing.signal_handlers": {
         *("_C", "torch._C", "torch._guards", "torch.utils._python_dispatch"),
         *("_ForceDispatchKeyGuard", "_dispatch_tls_local_exclude_set", "_dispatch_tls_local_include_set"),
-        *("_get_current_function_mode_stack", "_pop_mode", "_push_mode"),
+        *("_get_current_function_mode_stack", "_getframe", "_pop_mode", "_push_mode"),
     },
     # What a compiled backward leaves, in each thread.
     "swap.graphs.kept_buffers": {"torch._functorch"},

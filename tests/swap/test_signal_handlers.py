@@ -165,6 +165,20 @@ def test_what_a_handler_raises_in_code_of_ours_ends_the_training(monkeypatch: py
         fit(seeded(Small), [hot(**STEP, on_error="eager")])
 
 
+def amid_a_compile(action: Callable[[], object]) -> None:
+    """Do something where Dynamo is at work."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        action()
+        return graph.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+
+
+def ring() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
 def test_handlers_are_there_again_afterwards() -> None:
     def first(*_: object) -> None:
         signal.signal(signal.SIGUSR2, second)
@@ -174,11 +188,11 @@ def test_handlers_are_there_again_afterwards() -> None:
 
     signal.signal(signal.SIGUSR1, first)
     signal.signal(signal.SIGUSR2, first)
-    kept = signal.getsignal(signal.SIGINT)
+    of_python = signal.getsignal(signal.SIGINT)
     with SignalHandlers():
-        assert signal.getsignal(signal.SIGINT) is kept
-        signal.raise_signal(signal.SIGUSR1)
+        amid_a_compile(ring)
         within = signal.getsignal(signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGINT) is of_python
     assert signal.getsignal(signal.SIGUSR1) is first
     assert signal.getsignal(signal.SIGUSR2) is second
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -209,22 +223,27 @@ def test_a_handler_sees_real_tensors_whatever_is_open(key: Any) -> None:
         found.append((type(made := torch.ones(2) + 1), made.device.type, made.tolist()))
         found.append(_get_current_dispatch_mode_stack())
 
-    signal.signal(signal.SIGUSR1, look)
-    include = torch._C.DispatchKeySet(key) if key else torch._C._dispatch_tls_local_include_set()
-    with SignalHandlers():
+    def ring_amid_modes() -> None:
+        include = torch._C.DispatchKeySet(key) if key else torch._C._dispatch_tls_local_include_set()
         guard = torch._C._ForceDispatchKeyGuard(include, torch._C._dispatch_tls_local_exclude_set())
         with FakeTensorMode() as fake, SeesAll() as user, guard, SeesCalls() as calls:
-            signal.raise_signal(signal.SIGUSR1)
-            assert _get_current_dispatch_mode_stack() == [fake, user]
-            assert _get_current_function_mode_stack() == [calls]
+            ring()
+            still.append(_get_current_dispatch_mode_stack() == [fake, user])
+            still.append(_get_current_function_mode_stack()[-1] is calls)
+
+    still: list[bool] = []
+    signal.signal(signal.SIGUSR1, look)
+    with SignalHandlers():
+        amid_a_compile(ring_amid_modes)
     assert found == [(Tensor, "cpu", [2.0, 2.0]), []]
+    assert still == [True, True]
 
 
 def test_the_default_device_is_that_of_the_handler_too() -> None:
     devices: list[str] = []
     signal.signal(signal.SIGUSR1, lambda *_: devices.append(torch.empty(1).device.type))
     with torch.device("meta"), SignalHandlers():
-        signal.raise_signal(signal.SIGUSR1)
+        amid_a_compile(ring)
     assert devices == ["meta"]
 
 
@@ -251,23 +270,50 @@ def test_a_mode_of_the_users_stays_after_an_error() -> None:
     assert _get_current_dispatch_mode_stack() == []
 
 
-def test_what_has_caught_the_error_of_a_handler_does_not_keep_it() -> None:
-    def end(*_: object) -> None:
-        raise Preempted
+def end(*_: object) -> None:
+    """A handler that raises."""
+    raise Preempted
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"), [(end, Preempted), (signal.default_int_handler, KeyboardInterrupt)]
+)
+def test_what_has_caught_the_error_of_a_handler_does_not_keep_it(handler: Any, error: Any) -> None:
+    """Python does, at the end of a weak reference: a part of the Ctrl-Cs that came in a compile was lost."""
 
     def swallow() -> None:
-        with SignalHandlers(), SignalHandlers(), contextlib.suppress(BaseException):  # as in a destructor
-            signal.raise_signal(signal.SIGUSR1)
+        with contextlib.suppress(BaseException):
+            ring()
 
+    def call() -> None:
+        with SignalHandlers(), SignalHandlers():
+            amid_a_compile(swallow)
+
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(error):
+        call()
+
+
+def test_what_code_of_the_users_has_caught_is_caught() -> None:
+    """Such as a step with a time limit of its own, between two graphs."""
     signal.signal(signal.SIGUSR1, end)
-    with pytest.raises(Preempted):
-        swallow()
+    caught = False
+    with SignalHandlers():
+        try:
+            ring()
+        except Preempted:
+            caught = True
+    assert caught
 
 
 def test_ctrl_c_stays_what_it_is() -> None:
+    def call() -> None:
+        with SignalHandlers():
+            amid_a_compile(ring)
+
     signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    with pytest.raises(KeyboardInterrupt), SignalHandlers():
-        signal.raise_signal(signal.SIGUSR1)
+    with pytest.raises(KeyboardInterrupt):
+        call()
 
 
 def test_a_time_limit_is_left_alone() -> None:

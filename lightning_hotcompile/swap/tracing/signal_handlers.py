@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
@@ -30,6 +32,10 @@ _push_function_mode: Callable[[Any], None] = overrides._push_mode
 
 _Handler = Callable[[int, FrameType | None], Any]
 
+_DYNAMOS = "torch/_dynamo/convert_frame.py"
+_SWAP = Path(__file__).parents[1]
+_OF_GRAPHS = tuple((_SWAP / folder).as_posix() for folder in ("graphs", "parity"))
+
 _NUMBERS = sorted(signal.valid_signals())
 
 _TOLD = (
@@ -45,26 +51,29 @@ class _Raised(BaseException):
 
 
 class SignalHandlers:
-    """While this is entered, handlers of signals run outside of all modes of torch's.
+    """While this is entered, handlers of signals that come amid a compile run outside of torch's modes.
 
-    What a handler raises is raised where this ends, also where something inside has caught it. After any
-    error no mode is left that was opened inside: one may come between the two instructions of torch's that
-    put a mode in force and that remember to take it back. In the main thread only, as handlers are.
+    What a handler raises then is raised where this ends, also where something inside has caught it, as Python
+    does in the end of a weak reference. Of code that Python runs, between two graphs, nothing is changed.
+    After any error no mode is left that was opened inside: one may come between the two instructions of
+    torch's that put a mode in force and that remember to take it back. In the main thread only, as handlers
+    are.
     """
 
     def __init__(self) -> None:
         self.is_open = False
-        self.raised: Exception | None = None
+        self.raised: BaseException | None = None
         self._ours: dict[int, _OutsideOfModes] = {}
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
+        self._opened_at: FrameType | None = sys._getframe(1)
         self._modes = _get_current_dispatch_mode_stack()
         self._told = {
             name: getattr(_python_dispatch, name) for name in _TOLD if hasattr(_python_dispatch, name)
         }
-        self._n_function_modes = len(_function_modes())
+        self._function_modes = _function_modes()  # one of the user's may give a default device
         self._keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
         self.is_open = True
         for number in _NUMBERS:
@@ -76,16 +85,26 @@ class SignalHandlers:
         if not self.is_open:
             return
         self.is_open = False
+        self._opened_at = None  # it would keep what the call was given
         for number, ours in self._ours.items():
             users = ours.handler
             if signal.getsignal(number) is ours:  # a handler may have put another one in its place
                 signal.signal(number, users)
         if error is not None and _get_current_dispatch_mode_stack() != self._modes:
             self._leave_modes()
-        if error is not None:
-            self._take_off_function_modes()
-        if (raised := self.raised) is not None:
+        if error is not None and _function_modes() != self._function_modes:
+            _have_functions_seen_by(self._function_modes)
+        if (raised := self.raised) is not None and raised is not error:
             raise raised from raised.__cause__
+
+    def is_compiling(self, frame: FrameType | None) -> bool:
+        """Whether Dynamo is at work at this frame, or a graph is run or compared, and not the user's code."""
+        while frame is not None and frame is not self._opened_at:
+            path = frame.f_code.co_filename.replace("\\", "/")
+            if path.endswith(_DYNAMOS) or path.startswith(_OF_GRAPHS):
+                return True
+            frame = frame.f_back
+        return False
 
     def _leave_modes(self) -> None:
         """Whatever is open and was not: each knows best what it has changed, but may not have come to it."""
@@ -101,28 +120,31 @@ class SignalHandlers:
 
     @contextlib.contextmanager
     def outside_of_modes(self) -> Iterator[None]:
-        """No mode sees what is done inside, no kernel of torch's stands above it, and Dynamo is not there.
+        """No mode of a compile sees what is done inside, no kernel is above it, and Dynamo is not there.
 
         What it traces with has a fake mode of its own, which ``torch.load`` would take up.
 
         Nothing is imported here: a handler may come in the middle of the import of the same module.
         """
-        modes, function_modes = _get_current_dispatch_mode_stack(), self._take_off_function_modes()
+        modes, function_modes = _get_current_dispatch_mode_stack(), _function_modes()
         _have_in_use([])
+        _have_functions_seen_by(self._function_modes)
         before = set_eval_frame(None)
         try:
             with torch._C._ForceDispatchKeyGuard(*self._keys), tracing(None):
                 yield
         finally:
             set_eval_frame(before)
+            _have_functions_seen_by(function_modes)
             _have_in_use(modes)
-            for mode in reversed(function_modes):
-                _push_function_mode(mode)
 
-    def _take_off_function_modes(self) -> list[Any]:
-        """Those that were opened since, the uppermost one first; one below them gives a default device."""
-        n = len(_function_modes()) - self._n_function_modes
-        return [_pop_function_mode() for _ in range(n)]
+
+def _have_functions_seen_by(modes: Sequence[Any]) -> None:
+    """These function modes in place of those that are, the lowest one first."""
+    for _ in _function_modes():
+        _pop_function_mode()
+    for mode in modes:
+        _push_function_mode(mode)
 
 
 def _have_in_use(modes: Sequence[Any]) -> None:
@@ -141,23 +163,27 @@ class _OutsideOfModes:
         self._window = window
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self._window.is_open:  # somebody has kept it, to call it from a handler of their own
+        window = self._window
+        if not window.is_open or not window.is_compiling(frame):  # open no more: somebody has kept this
             self.handler(number, frame)
             return
         try:
-            with self._window.outside_of_modes():
+            with window.outside_of_modes():
                 self.handler(number, frame)
         except Exception as error:  # noqa: BLE001  # whatever a handler raises
-            self._window.raised = error
+            window.raised = error
             raise _Raised from None
+        except BaseException as error:
+            window.raised = error
+            raise
 
 
 def _is_of_others(handler: object) -> TypeGuard[_Handler]:
-    """Whether a handler is somebody's own, and not Python's, the system's, or that of a time limit."""
-    if not callable(handler) or handler is signal.default_int_handler:
-        return False
-    return not isinstance(handler, _OutsideOfModes) and not isinstance(
-        getattr(handler, "__self__", None), Alarm
+    """Whether a handler is neither the system's nor that of a time limit."""
+    return (
+        callable(handler)
+        and not isinstance(handler, _OutsideOfModes)
+        and not isinstance(getattr(handler, "__self__", None), Alarm)
     )
 
 
