@@ -239,6 +239,12 @@ PRIVATE_TORCH = {
     "swap.graphs.uncounted": {"_cdata", "torch.autograd.grad_mode._unsafe_preserve_version_counter"},
     # When it begins and ends to trace a frame.
     "swap.tracing.tracing_limit": {"torch._dynamo"},
+    # All that is in force amid a trace, out of which a handler of signals is called.
+    "swap.tracing.signal_handlers": {
+        *("_C", "torch._C", "torch._guards", "torch.utils._python_dispatch"),
+        *("_ForceDispatchKeyGuard", "_dispatch_tls_local_exclude_set", "_dispatch_tls_local_include_set"),
+        *("_get_current_function_mode_stack", "_getframe", "_pop_mode", "_push_mode"),
+    },
     # What a compiled backward leaves, in each thread.
     "swap.graphs.kept_buffers": {"torch._functorch"},
     # What torch.optim and Lightning leave on a wrapped step, and who is told of it.

@@ -1430,3 +1430,27 @@ def test_lightning_says_what_it_is_running(automatic: bool) -> None:
     assert seen["optimizer_step"] == {"optimizer_step" if automatic else "training_step"}
     assert seen["a hook"] == {"on_after_backward"}
     assert seen["a callback"] == {"on_train_batch_end"}
+
+
+def test_amid_a_trace_new_tensors_are_fake_and_real_ones_are_refused() -> None:
+    # Why handlers of signals are called outside of it, with the dispatch keys of the call.
+    found: list[Any] = []
+    weight = nn.Parameter(torch.ones(2))
+
+    @torch.library.custom_op("hotcompile_contract::looked_at", mutates_args=())
+    def looked_at(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @looked_at.register_fake
+    def _(x: Tensor) -> Tensor:
+        found.append(type(torch.ones(1)))
+        with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
+            weight.detach()
+        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        found.append(keys[0].has(torch._C.DispatchKey.Python) or keys != before)
+        return torch.empty_like(x)
+
+    before = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    torch.compile(lambda x: looked_at(x) + 1, backend="aot_eager")(torch.ones(3))
+    assert {kind.__name__ for kind in found[::2]} == {"FakeTensor"}
+    assert True in found[1::2]

@@ -33,6 +33,7 @@ from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.store_in_use import StoreInUse
 from lightning_hotcompile.run.trainer_facts import device_type
+from lightning_hotcompile.swap.tracing.signal_handlers import comes_from_a_handler
 
 
 class StageRun:
@@ -140,7 +141,7 @@ class StageRun:
 
     def _switch_off(self, error: Exception) -> None:
         """Called while the error is handled."""
-        if self._config.on_error == "raise":
+        if self._config.on_error == "raise" or comes_from_a_handler(error):
             self._answer_other_ranks(error)
             raise error
         self._notes.append(note := tell_of(error))

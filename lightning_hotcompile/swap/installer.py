@@ -25,6 +25,7 @@ from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.repeats import checkpoint_of, graphs_run_in, note_call, repeat_of
 from lightning_hotcompile.swap.replaced import put_in_place
+from lightning_hotcompile.swap.tracing.signal_handlers import SignalHandlers
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 
 
@@ -182,7 +183,7 @@ class SwappedRegion:
         before, graphs = self._watch.total_runs, len(witness.graphs)
         newest = witness.numbers.newest()
         witness.begin_call()
-        with self._gate.dynamic_dims.marked(args, kwargs), limit:
+        with self._gate.dynamic_dims.marked(args, kwargs), SignalHandlers(), limit:
             result = self._gate.as_opened(compiled.compile, *args, **kwargs)
         witness.numbers.look(self.region.name, self._gate.steps, newest)
         if self._watch.total_runs > before:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -651,6 +652,22 @@ class TestComparison:
         reason = "it could not be tried: MemoryError: no memory is left"
         assert (step.stage, step.reason, step.runs) == (Stage.LEFT, reason, 0)
         assert optimizer.state[next(model.parameters())]["step"] == 4
+
+    @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of POSIX systems")
+    def test_what_a_handler_of_signals_raises_is_no_error_of_the_comparison(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def end(*_: Any) -> None:
+            raise InterruptedError("the job ends")
+
+        monkeypatch.setattr(FusedCheck, "agrees", lambda _: signal.raise_signal(signal.SIGUSR1))
+        model, optimizer, _ = adamw()
+        before = signal.signal(signal.SIGUSR1, end)
+        try:
+            with pytest.raises(InterruptedError, match="the job ends"):
+                train(model, optimizer, 4)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
     def test_an_error_of_the_look_at_layouts_leaves_the_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(_: Any) -> None:

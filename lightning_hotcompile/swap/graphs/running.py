@@ -34,6 +34,7 @@ from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
 from lightning_hotcompile.swap.parity.verdict import Parity, changes_what_is_held
 from lightning_hotcompile.swap.process.free_memory import let_go
+from lightning_hotcompile.swap.tracing.signal_handlers import comes_from_a_handler
 
 _log = logging.getLogger(__name__)
 
@@ -255,7 +256,7 @@ class GraphAtWork:
 
     def _answered(self, failure: Exception, args: Sequence[Any], before: Before | None = None) -> Any:
         """Eager's answer to a run that raised; eager's own error, if it raises as well, is the user's."""
-        if isinstance(failure, StopRecompute) or self._watch.raise_errors:
+        if isinstance(failure, StopRecompute) or self._watch.raise_errors or comes_from_a_handler(failure):
             raise failure
         reason = f"compiled code raised in run {self._graph.runs}: {first_line(failure)}"
         if isinstance(failure, LayoutChangedError):  # nothing has run: the optimizer's own step answers

@@ -17,6 +17,7 @@ from lightning_hotcompile.swap.optimizers.fused_kernels import GroupTensors
 from lightning_hotcompile.swap.optimizers.fused_layout import FusedLayout
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, bare_step
 from lightning_hotcompile.swap.own_thread import is_traced_here
+from lightning_hotcompile.swap.tracing.signal_handlers import comes_from_a_handler
 from lightning_hotcompile.watch.stats import has_first_arm
 
 _CHECKS = 3
@@ -197,6 +198,8 @@ class FusedStep:
         """What this returns; after an error of it the loop runs for good."""
         try:
             return action()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the loop does the update
+        except Exception as error:  # whatever it is, the loop does the update
+            if comes_from_a_handler(error):
+                raise
             self.leave(f"it could not be tried: {first_line(error)}")
             return None
