@@ -12,6 +12,7 @@ from lightning_hotcompile.swap.tracing.growing import grow_in_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.kept_numbers import kept_by_python
+from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.tracing.optimizer_settings import as_they_are
 from lightning_hotcompile.swap.tracing.overrides import Override
@@ -32,6 +33,7 @@ _LEFT = (
     computed_by_python,
     constants_if_needed,
     kept_by_python,
+    forgotten_for_shapes,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
