@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._dynamo.variables import UserFunctionVariable
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from lightning_hotcompile.swap.tracing.overrides import Override
@@ -20,7 +20,7 @@ def sizes_in_python() -> list[Override]:
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if variable.value is torch._C._infer_size:
-            return UserFunctionVariable(torch.broadcast_shapes).call_function(tx, args, kwargs)
+            return VariableTracker.build(tx, torch.broadcast_shapes).call_function(tx, args, kwargs)
         return prior(variable, tx, args, kwargs)
 
     return [Override(TorchInGraphFunctionVariable, "call_function", call)]
