@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -34,11 +35,15 @@ class _Unknown(Exception):
 
 
 def is_switched_off(method: types.FunctionType, keyword: str, owner: nn.Module) -> bool:
-    """Whether each call with this keyword is in an ``if`` that the owner's ``hparams`` make false.
+    """Whether no call with this keyword asks for anything, as the owner's ``hparams`` are.
+
+    Each has a value that is false, or is in an ``if`` that they make false.
 
     ``if self.training and len(self.hparams.constraints) > 0:`` is one where there are no constraints.
     Hyperparameters are what a training is set up with, unless a method sets one later. Other attributes,
-    counters and arguments may change while it runs, so an ``if`` that needs them says nothing.
+    counters and arguments may change while it runs, so an ``if`` that needs them says nothing. A method that
+    has an argument of the same name, which is false if nobody says otherwise, hands on what it is given:
+    whoever gives it another value names it.
 
     Args:
         method: of the owner's class, as it was written.
@@ -51,8 +56,29 @@ def is_switched_off(method: types.FunctionType, keyword: str, owner: nn.Module) 
     values = _Values(definition.args.args[0].arg, owner, method.__globals__)
     if any(isinstance(node, ast.Constant) and node.value == keyword for node in ast.walk(definition)):
         return False  # among arguments that are put together first
-    found = [tests for call, tests in _calls(definition, ()) if keyword in {k.arg for k in call.keywords}]
-    return bool(found) and all(any(map(values.is_false, tests)) for tests in found)
+    handed_on = _is_handed_on(method, definition, keyword)
+    found = [
+        (each.value, tests)
+        for call, tests in _calls(definition, ())
+        for each in call.keywords
+        if each.arg == keyword
+    ]
+    return bool(found) and all(
+        any(map(values.is_false, (value, *tests))) or (handed_on and _is_name(value, keyword))
+        for value, tests in found
+    )
+
+
+def _is_handed_on(method: types.FunctionType, definition: ast.FunctionDef, name: str) -> bool:
+    """Whether a name is that of an argument, false by itself, for which the method sets no other value."""
+    argument = inspect.signature(method).parameters.get(name)
+    stores = (node for node in ast.walk(definition) if isinstance(getattr(node, "ctx", None), ast.Store))
+    is_set = any(_is_name(node, name) for node in stores)
+    return argument is not None and argument.default is False and not is_set
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _definition(method: types.FunctionType) -> ast.FunctionDef | None:

@@ -209,6 +209,34 @@ class AskedOtherwise(Settings):
         return x
 
 
+class AskedOfNobody(Settings):
+    def slope(self, x: Tensor) -> Tensor:
+        return torch.autograd.grad(x.square().sum(), x, retain_graph=True, create_graph=False)[0]
+
+
+class HandsOn(Settings):
+    """As ``TensorDictParams.backward``, which the losses of torchrl have."""
+
+    def slope(self, x: Tensor, create_graph: bool = False) -> Tensor:
+        return torch.autograd.grad(x.square().sum(), x, create_graph=create_graph)[0]
+
+
+class HandsOnMore(Settings):
+    def slope(self, x: Tensor, create_graph: bool = False) -> Tensor:
+        create_graph = create_graph or self.seen > 10
+        return torch.autograd.grad(x.square().sum(), x, create_graph=create_graph)[0]
+
+
+class HandsOnByItself(Settings):
+    def slope(self, x: Tensor, create_graph: bool = True) -> Tensor:
+        return torch.autograd.grad(x.square().sum(), x, create_graph=create_graph)[0]
+
+
+class IsAsked(HandsOn):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.slope(batch, create_graph=True).sum()
+
+
 class TestHyperparameters:
     @pytest.mark.parametrize(
         ("model_class", "asks"),
@@ -228,7 +256,16 @@ class TestHyperparameters:
 
     @pytest.mark.parametrize(
         "model_class",
-        [AskedAlways, AskedByAttribute, AskedLater, AskedElsewhereToo, AskedByDict, AskedOtherwise],
+        [
+            AskedAlways,
+            AskedByAttribute,
+            AskedLater,
+            AskedElsewhereToo,
+            AskedByDict,
+            AskedOtherwise,
+            HandsOnMore,
+            HandsOnByItself,
+        ],
     )
     def test_all_else_may_run_later(self, model_class: type[Settings]) -> None:
         assert differentiates_twice(model_class()) == f"{model_class.__name__}.slope"
@@ -246,3 +283,10 @@ class Changing(list[Any]):
 
     def __len__(self) -> int:
         return 0
+
+    @pytest.mark.parametrize("model_class", [AskedOfNobody, HandsOn])
+    def test_what_is_off_does_not_count(self, model_class: type[Settings]) -> None:
+        assert differentiates_twice(model_class()) is None
+
+    def test_whoever_names_it_asks(self) -> None:
+        assert differentiates_twice(IsAsked()) == "IsAsked.training_step"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch._inductor.config
 from torch import Tensor
+from torch._inductor import lowering
 
+from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 
 
@@ -100,3 +104,31 @@ def test_a_number_that_is_an_input_has_a_key_of_its_own(tags: list[str]) -> None
             )
     assert len(tags) > 1
     assert len(set(tags)) == len(tags)
+
+
+def spectrum(x: Tensor) -> Tensor:
+    """Inductor calls eager's operations for complex numbers, and warns once that it may be slower."""
+    return (torch.fft.rfft(x) * (1.5 + 0.5j)).abs().mean()
+
+
+def off_diagonal(x: Tensor) -> Tensor:
+    """As a contrastive loss; for a diagonal Inductor calls a function that torch has deprecated."""
+    similar = x @ x.mT
+    return similar.logsumexp(1).mean() - similar.diagonal().mean()
+
+
+@pytest.mark.parametrize("step", [spectrum, off_diagonal])
+@pytest.mark.parametrize("are_errors", [False, True])
+def test_of_what_inductor_warns_nothing_is_said(
+    step: Callable[[Tensor], Tensor], are_errors: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    lowering._warn_complex_not_supported.cache_clear()
+    if are_errors:
+        warnings.filterwarnings("error", message="Torchinductor|`torch._prims_common")
+    x = torch.rand(8, 4, requires_grad=True)
+    witness = Witness("inductor")
+    with torch.compiler.config.patch(force_disable_caches=True):
+        found = torch.compile(step, backend=witness.backend_for("one"))(x)
+    assert torch.allclose(found, step(x))
+    assert (witness.error_of("one"), witness.runs_of("one")) == (None, 1)
+    assert not [each for each in recwarn if "complex" in str(each.message) or "_prims" in str(each.message)]

@@ -38,6 +38,11 @@ from lightning_hotcompile.swap.tracing.set_and_read import SetAndRead
 
 _log = logging.getLogger(__name__)
 
+_SAID_IN_VAIN = (
+    "Error detected in ",
+    "Torchinductor does not support code generation for complex",
+    "`torch._prims_common.check` is deprecated",
+)
 _OPENED = "a hook of a module opens an activation checkpoint, which repeats it eagerly"
 
 
@@ -207,16 +212,22 @@ class Witness:
     ) -> CompiledFn:
         limit = time_limit(self._timeout, "compile_timeout")
         backward = backward_with_forward(outside=self.watch.backward_outside)
-        with put_back_after_errors(), limit, backward, constants_of_one_frame(), _no_tracebacks():
+        with put_back_after_errors(), limit, backward, constants_of_one_frame(), _without_a_word():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
 
 
 @contextlib.contextmanager
-def _no_tracebacks() -> Iterator[None]:
-    """AOTAutograd traces with anomaly detection on: where it gives up, that is in the receipt."""
+def _without_a_word() -> Iterator[None]:
+    """Nothing is said of what the receipt tells; where warnings are errors the graph would stay eager.
+
+    AOTAutograd traces with anomaly detection on, and gives up. Inductor has no code of its own for complex
+    numbers, and warns that it may be slower: it is timed. For a diagonal it calls a function that torch has
+    deprecated.
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Error detected in ")
+        for message in _SAID_IN_VAIN:
+            warnings.filterwarnings("ignore", message=message)
         yield
 
 

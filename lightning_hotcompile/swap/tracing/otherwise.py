@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_hotcompile.swap.tracing.added_guards import guarded_too
+from lightning_hotcompile.swap.tracing.broadcast_sizes import sizes_in_python
 from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
@@ -13,6 +14,7 @@ from lightning_hotcompile.swap.tracing.growing import grow_in_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.kept_numbers import kept_by_python
+from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.tracing.optimizer_settings import as_they_are
 from lightning_hotcompile.swap.tracing.overrides import Override
@@ -33,6 +35,8 @@ _LEFT = (
     computed_by_python,
     constants_if_needed,
     kept_by_python,
+    forgotten_for_shapes,
+    sizes_in_python,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
