@@ -31,11 +31,17 @@ def why_memory_is_short(tensors: Iterable[Tensor], copies: float) -> str | None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on a device, ``None`` where that is not known: only torch's own allocator tells."""
+    """Free bytes on a device, ``None`` where that is not known: only torch's own allocator tells.
+
+    A process may be given no more than a share of a GPU, whatever else is free there
+    (``torch.cuda.set_per_process_memory_fraction``).
+    """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
         with contextlib.suppress(RuntimeError):
-            return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+            reserved = torch.cuda.memory_reserved(device)
+            share = int(total * torch.cuda.get_per_process_memory_fraction(device))
+            return max(0, min(free, share - reserved)) + reserved - torch.cuda.memory_allocated(device)
     return free_host_memory() if device.type == "cpu" else None
 
 
