@@ -27,6 +27,7 @@ from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.graphs.traced_once import once_real
 from lightning_hotcompile.swap.graphs.unbounded import divides
 from lightning_hotcompile.swap.graphs.uncounted import holds_noise, written_behind_autograd
+from lightning_hotcompile.swap.onlookers import captures_cuda_graph
 from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import compare
@@ -98,7 +99,7 @@ class GraphAtWork:
 
         def answer(*args: Any) -> Any:
             if (instead := self._instead) is not None:
-                return instead(*args)
+                return (self._eager if captures_cuda_graph() else instead)(*args)
             try:
                 return compiled(*args)
             except Exception as error:  # noqa: BLE001  # whatever it is, eager answers

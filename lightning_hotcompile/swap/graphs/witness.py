@@ -26,6 +26,7 @@ from lightning_hotcompile.swap.inductor.compilers import (
     backward_with_forward,
     resolve_backend,
 )
+from lightning_hotcompile.swap.onlookers import captures_cuda_graph
 from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_forward
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
@@ -38,6 +39,7 @@ from lightning_hotcompile.swap.tracing.set_and_read import SetAndRead
 
 _log = logging.getLogger(__name__)
 
+_CAPTURED = "a CUDA graph is being captured"
 _OPENED = "a hook of a module opens an activation checkpoint, which repeats it eagerly"
 
 
@@ -191,6 +193,8 @@ class Witness:
         """Have Dynamo run the frame as the user wrote it, where a graph must not run at all."""
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
+        if captures_cuda_graph():
+            raise LeavesFrame(_CAPTURED)
         if (moves := self.numbers.why_not_this(region, graph_module)) is not None:
             raise LeavesFrame(moves)
         reason = self.numbers.why_not_again(region) or why_not_captured(graph_module)
