@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, Symbols, symbols_of
+from lightning_hotcompile.swap.process.free_memory import give_back_unused
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _STATIC = "_dynamo_static_input_type"  # in a placeholder's metadata: memory that does not move
@@ -167,6 +168,7 @@ def compile_packed(data: bytes) -> None:
             node._dynamo_source = source
             node.meta["tensor_dict"] = {_STATIC: static} if static else {}
         _propagate(graph_module, [seen for _, seen in _inputs(packed, fake, symbols)], fake)
+        give_back_unused()
         with backward_with_forward():
             compiler = resolve_backend("inductor", packed["mode"], packed["options"], packed["random"])
             compiler(graph_module, [real for real, _ in inputs])

@@ -50,6 +50,15 @@ def free_for_others(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
+def give_back_unused() -> None:
+    """What the allocator of an accelerator keeps for later is free for another process.
+
+    In a child process only: the training's own allocator would have to ask for it anew.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
 def free_host_memory(root: Path = Path("/")) -> int | None:
     """Free bytes of main memory: the least of what the system and limits of containers and jobs leave."""
     left = (group.memory_left() for group in groups_of("memory", root))
