@@ -20,7 +20,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
 from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.onlookers import needs_eager
+from lightning_hotcompile.swap.onlookers import captures_cuda_graph, needs_eager
 from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.repeats import checkpoint_of, graphs_run_in, note_call, repeat_of
@@ -155,7 +155,7 @@ class SwappedRegion:
         runs, limit = self._watch.total_runs, None
         try:
             if self._gate.lane is Lane.COMPILE:
-                if skips_all_frames():
+                if skips_all_frames() or captures_cuda_graph():
                     return eager(*args, **kwargs)
                 limit = TracingLimit(self._gate.limit_s)
                 return self._compile_or_reuse(compiled, args, kwargs, limit)

@@ -1,4 +1,4 @@
-"""Calls in which somebody looks for what compiled code does not do: they run eagerly."""
+"""Calls in which somebody looks for what compiled code does not do, or may not wait: they run eagerly."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ HOOKS_ON_ALL_MODULES = (
 def has_hooks_on_all_modules() -> bool:
     """Whether somebody has registered a hook on all modules: no guard of Dynamo's looks for one."""
     return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+def captures_cuda_graph() -> bool:
+    """Whether a CUDA graph of the user's is being captured.
+
+    Whoever waits for the GPU then, as to compile or to compare does, ends the capture with an error.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def needs_eager() -> bool:

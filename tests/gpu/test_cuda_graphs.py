@@ -7,11 +7,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lightning_hotcompile import HotCompile
 from tests.hot import assert_proven, assert_same, hot
-from tests.models import Net, fit, loader, seeded
+from tests.models import Block, Net, fit, loader, seeded
 
 pytestmark = [
     pytest.mark.gpu,
@@ -120,3 +121,44 @@ def test_they_are_refused_where_gradients_would_be_lost(changes: dict[str, Any])
 
     with pytest.raises(ValueError, match="records CUDA graphs"):
         fit(seeded(Manual), [HotCompile(mode="reduce-overhead")], **{**GPU, **changes})
+
+
+class Captures(Net):
+    """A part of it is in a CUDA graph of the user's own from one step on."""
+
+    at: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = Block(16)
+        self.graph: Any = None
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        h = self.inp(x)
+        return F.cross_entropy(self(x), y) + (h - self.target(h.detach())).square().mean()
+
+    @torch.no_grad()
+    def target(self, h: Tensor) -> Any:
+        if self.graph is None and self.global_step + 1 < self.at:
+            return self.teacher(h)
+        if self.graph is None:
+            self.given, self.graph = h.clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.found = self.teacher(self.given)
+        self.given.copy_(h)
+        self.graph.replay()
+        return self.found.clone()
+
+
+@pytest.mark.parametrize("at", [4, 6, 7])
+@pytest.mark.parametrize("scope", ["step", "regions"])
+def test_a_graph_that_the_step_captures_by_itself_is_left_alone(at: int, scope: str) -> None:
+    """In the step that compiles, or in one of those after it, whose runs are looked at."""
+    trained = type("Captures", (Captures,), {"at": at})
+    plain, model = seeded(trained), seeded(trained)
+    callback = hot(backend="aot_eager", scope=scope, compile_optimizer=False, on_error="eager")
+    fit(plain, **GPU)
+    fit(model, [callback], **GPU)
+    assert scope == "step" or callback.report.phase == "steady", callback.report.reason
+    assert_same(plain, model, tolerance=1e-3)

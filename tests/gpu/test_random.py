@@ -82,10 +82,13 @@ def test_numbers_are_those_of_eager(model_class: type[Net], precision: Any, scop
     assert_same(plain, model, tolerance=1e-2 if precision == "32-true" else 5e-2)
 
 
-def test_a_comparison_of_random_code_compiles_nothing_twice() -> None:
+@pytest.mark.parametrize("scope", ["step", "regions"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_comparison_of_random_code_compiles_nothing_twice(scope: str, precision: Any) -> None:
     """Where its numbers are eager's and only rounding differs, there is no need to take them out."""
-    callback = hot(backend="inductor", scope="step", compile_optimizer=False)
-    trained(seeded(Drops), callback)
+    callback = hot(backend="inductor", scope=scope, compile_optimizer=False)
+    trained(seeded(Drops), callback, precision=precision)
+    assert_proven(callback.report)
     assert "own noise" not in callback.report.parity, callback.report.parity
 
 

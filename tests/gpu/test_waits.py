@@ -32,10 +32,14 @@ class Quiet(Net):
 
 
 class NobodyWaits(pl.Callback):
-    """A wait in a late step is an error, from its beginning to its end."""
+    """A wait in a late step is an error, from its beginning on. It comes before all other callbacks."""
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         torch.cuda.set_sync_debug_mode("error" if trainer.global_step > 80 else "default")
+
+
+class Waits(pl.Callback):
+    """Who comes after all other callbacks may wait again: at the end of each step."""
 
     def on_train_batch_end(self, *_: Any) -> None:
         torch.cuda.set_sync_debug_mode("default")
@@ -48,7 +52,7 @@ def test_no_step_waits(scope: str | None, dropout: float) -> None:
     callbacks: list[Any] = []
     if scope is not None:
         callbacks = [hot(backend="inductor", scope=scope, compile_optimizer=scope == "step")]
-    trainer = fit(seeded(Quiet, dropout=dropout), [*callbacks, NobodyWaits()], **GPU)
+    trainer = fit(seeded(Quiet, dropout=dropout), [NobodyWaits(), *callbacks, Waits()], **GPU)
     assert trainer.global_step > 100
     for callback in callbacks:
         assert_proven(callback.report)

@@ -83,14 +83,28 @@ def test_elsewhere_free_pages_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     assert free_memory(torch.device("meta")) is None
 
 
-def test_an_allocator_that_is_not_torchs_may_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what RAPIDS' RMM holds for later nobody knows how much is free."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+def gpu_has(monkeypatch: pytest.MonkeyPatch, *, free: int, fraction: float = 1.0) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fraction)
+
+
+def test_an_allocator_that_is_not_torchs_may_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what RAPIDS' RMM holds for later nobody knows how much is free."""
+    gpu_has(monkeypatch, free=100)
     assert free_memory(torch.device("cuda")) == 120
     monkeypatch.setattr(torch.cuda, "memory_reserved", tells_nothing)
     assert free_memory(torch.device("cuda")) is None
+
+
+@pytest.mark.parametrize(("fraction", "left"), [(1.0, 120), (0.2, 120), (0.1, 90), (0.03, 20), (0.01, 20)])
+def test_a_process_may_be_given_a_share_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, fraction: float, left: int
+) -> None:
+    """Of which it holds 30 of 1000 bytes, 20 of them for later."""
+    gpu_has(monkeypatch, free=100, fraction=fraction)
+    assert free_memory(torch.device("cuda")) == left
 
 
 def test_tensors_that_share_memory_count_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.prewarm import graphfile
 from lightning_hotcompile.swap.prewarm import worker as prewarm_worker
 from lightning_hotcompile.swap.prewarm.choice import (
     CROWDED,
@@ -37,7 +39,8 @@ from lightning_hotcompile.swap.prewarm.choice import (
     threads_meanwhile,
     why_not,
 )
-from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, pack
+from lightning_hotcompile.swap.prewarm.compile_state import CompileState
+from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, compile_packed, pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, symbols_of
@@ -345,6 +348,31 @@ def packed(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = No
     if isinstance(found[0], NotPortable):
         raise found[0]
     return bytes(found[0])
+
+
+def test_sizes_that_vary_still_do_where_their_graph_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = packed(lambda x: x @ x.transpose(1, 2), torch.ones(3, 7, 8), dynamic=True)
+    given: list[Any] = []
+    monkeypatch.setattr(CompileState, "applied", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(graphfile, "resolve_backend", lambda *_: lambda _, inputs: given.extend(inputs))
+    compile_packed(data)
+    sizes = [value for value in given if isinstance(value, torch.SymInt)]
+    assert len(sizes) == 3
+    assert not any(size.node.is_constant() for size in sizes)
+    assert all(size.node.expr.free_symbols for size in sizes)
+
+
+def test_a_graph_writes_its_code_as_late_as_dynamos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch 2.11 the order of its fields, code included, is a part of the key."""
+    data, given = packed(lambda x: x.sin() + 1, torch.ones(4)), list[GraphModule]()
+    # Not to be set in this process: it is for a process of its own.
+    monkeypatch.setattr(CompileState, "applied", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(graphfile, "resolve_backend", lambda *_: lambda module, _: given.append(module))
+    compile_packed(data)
+    (module,) = given
+    assert isinstance(module, _LazyGraphModule)
+    assert "_code" not in vars(module)
+    assert torch.equal(module(torch.zeros(4))[0], torch.ones(4))
 
 
 def test_a_packed_graph_has_no_data() -> None:

@@ -27,6 +27,7 @@ from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.graphs.traced_once import once_real
 from lightning_hotcompile.swap.graphs.unbounded import divides
 from lightning_hotcompile.swap.graphs.uncounted import holds_noise, written_behind_autograd
+from lightning_hotcompile.swap.onlookers import captures_cuda_graph
 from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import compare
@@ -99,7 +100,7 @@ class GraphAtWork:
 
         def answer(*args: Any) -> Any:
             if (instead := self._instead) is not None:
-                return instead(*args)
+                return (self._eager if captures_cuda_graph() else instead)(*args)
             try:
                 return compiled(*args)
             except Exception as error:  # noqa: BLE001  # whatever it is, eager answers
@@ -259,10 +260,10 @@ class GraphAtWork:
         if isinstance(failure, StopRecompute) or self._watch.raise_errors or comes_from_a_handler(failure):
             raise failure
         reason = f"compiled code raised in run {self._graph.runs}: {first_line(failure)}"
-        if isinstance(failure, LayoutChangedError):  # nothing has run: the optimizer's own step answers
-            self._give_up(reason, failure)
-            raise failure
-        if before is None and changes_what_is_held(self._graph.parity, holds=bool(self._held)):
+        # after the first of them nothing has run: the optimizer's own step answers
+        if isinstance(failure, LayoutChangedError) or (
+            before is None and changes_what_is_held(self._graph.parity, holds=bool(self._held))
+        ):
             self._give_up(reason, failure)
             raise failure
         let_go(failure)

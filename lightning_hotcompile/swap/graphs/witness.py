@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -19,6 +17,7 @@ from lightning_hotcompile.swap.graphs.defined_memory import define_memory
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.later_frames import LaterFrames
 from lightning_hotcompile.swap.graphs.running import GraphAtWork
+from lightning_hotcompile.swap.graphs.said_in_vain import nothing_said_in_vain
 from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.inductor.compilers import (
@@ -26,6 +25,7 @@ from lightning_hotcompile.swap.inductor.compilers import (
     backward_with_forward,
     resolve_backend,
 )
+from lightning_hotcompile.swap.onlookers import captures_cuda_graph
 from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_forward
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
@@ -38,11 +38,7 @@ from lightning_hotcompile.swap.tracing.set_and_read import SetAndRead
 
 _log = logging.getLogger(__name__)
 
-_SAID_IN_VAIN = (
-    "Error detected in ",
-    "Torchinductor does not support code generation for complex",
-    "`torch._prims_common.check` is deprecated",
-)
+_CAPTURED = "a CUDA graph is being captured"
 _OPENED = "a hook of a module opens an activation checkpoint, which repeats it eagerly"
 
 
@@ -196,6 +192,8 @@ class Witness:
         """Have Dynamo run the frame as the user wrote it, where a graph must not run at all."""
         if (earlier := self.error_of(region)) is not None:
             raise RuntimeError(f"another graph of this region failed: {earlier}")
+        if captures_cuda_graph():
+            raise LeavesFrame(_CAPTURED)
         if (moves := self.numbers.why_not_this(region, graph_module)) is not None:
             raise LeavesFrame(moves)
         reason = self.numbers.why_not_again(region) or why_not_captured(graph_module)
@@ -212,23 +210,9 @@ class Witness:
     ) -> CompiledFn:
         limit = time_limit(self._timeout, "compile_timeout")
         backward = backward_with_forward(outside=self.watch.backward_outside)
-        with put_back_after_errors(), limit, backward, constants_of_one_frame(), _without_a_word():
+        with put_back_after_errors(), limit, backward, constants_of_one_frame(), nothing_said_in_vain():
             compiled: CompiledFn = self._resolve(checks_at_once=checks_at_once)(graph_module, example_inputs)
             return compiled
-
-
-@contextlib.contextmanager
-def _without_a_word() -> Iterator[None]:
-    """Nothing is said of what the receipt tells; where warnings are errors the graph would stay eager.
-
-    AOTAutograd traces with anomaly detection on, and gives up. Inductor has no code of its own for complex
-    numbers, and warns that it may be slower: it is timed. For a diagonal it calls a function that torch has
-    deprecated.
-    """
-    with warnings.catch_warnings():
-        for message in _SAID_IN_VAIN:
-            warnings.filterwarnings("ignore", message=message)
-        yield
 
 
 def _draws_as_eager(backend: object, options: Mapping[str, Any] | None, random: str) -> bool:

@@ -148,7 +148,14 @@ class Trial:
         memory = {_memory_of(t) for i in others if isinstance(t := self._inputs[i], Tensor)}
         return frozenset(i for i in positions if _is_among(self._inputs[i], memory))
 
-    def run_in_64_bit(self, function: CompiledFn, seed: int) -> Run | None:
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether the functions hold any by themselves."""
+        return bool(self._held)
+
+    def run_in_64_bit(
+        self, function: CompiledFn, seed: int, widens: Callable[[], Widened] = Widened
+    ) -> Run | None:
         """The reference for the error that eager itself makes; ``None`` where the graph has no such form."""
         floats = [t for t in self._inputs if isinstance(t, Tensor) and t.is_floating_point()]
         if self._held or not floats or any(t.dtype is torch.float64 for t in floats):
@@ -157,7 +164,7 @@ class Trial:
             return None
 
         def wide(*args: Any) -> Any:
-            with Widened():
+            with widens():
                 return function(*args)
 
         try:

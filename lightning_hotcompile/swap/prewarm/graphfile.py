@@ -15,16 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx._graph_pickler import GraphPickler, Options
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, Symbols, symbols_of
+from lightning_hotcompile.swap.process.free_memory import give_back_unused
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _STATIC = "_dynamo_static_input_type"  # in a placeholder's metadata: memory that does not move
@@ -128,6 +131,7 @@ def pack(
                 "sources": [getattr(n, "_dynamo_source", None) for n in placeholders],
                 "static": [n.meta.get("tensor_dict", {}).get(_STATIC) for n in placeholders],
                 "fields": {name: list(vars(m)) for name, m in _graph_modules(graph_module)},
+                "lazy": [n for n, m in _graph_modules(graph_module) if isinstance(m, _LazyGraphModule)],
                 "graph": GraphPickler.dumps(
                     _without_tensors(graph_module), Options(node_metadata_key_filter=_plain_metadata)
                 ),
@@ -158,6 +162,8 @@ def compile_packed(data: bytes) -> None:
     for name, module in _graph_modules(graph_module):
         has = vars(module)  # the order of the fields is part of the key
         module.__dict__ = {field: has[field] for field in packed["fields"][name] if field in has}
+        if name in packed["lazy"]:  # its code is written when it is asked for, which decides their order, too
+            type(module).__bases__ = (_LazyGraphModule,)
     with packed["state"].applied(), tracing(TracingContext(fake)):
         alive = _with_tensors(graph_module, fake)
         symbols = Symbols(fake.shape_env, packed["inputs"], packed["sources"])
@@ -167,6 +173,7 @@ def compile_packed(data: bytes) -> None:
             node._dynamo_source = source
             node.meta["tensor_dict"] = {_STATIC: static} if static else {}
         _propagate(graph_module, [seen for _, seen in _inputs(packed, fake, symbols)], fake)
+        give_back_unused()
         with backward_with_forward():
             compiler = resolve_backend("inductor", packed["mode"], packed["options"], packed["random"])
             compiler(graph_module, [real for real, _ in inputs])
@@ -266,5 +273,6 @@ class _Shapes(Interpreter):
 
 
 def _propagate(module: GraphModule, inputs: Sequence[Tensor], mode: FakeTensorMode) -> None:
-    with mode, torch.random.fork_rng(devices=[]):
+    # As Dynamo has it: with torch 2.11 a matrix product in C++ makes numbers of the sizes that vary.
+    with mode, enable_python_dispatcher(), torch.random.fork_rng(devices=[]):
         _Shapes(module).run(*inputs)

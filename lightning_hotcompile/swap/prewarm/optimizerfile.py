@@ -26,6 +26,7 @@ from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
 from lightning_hotcompile.swap.prewarm.described import describe, rebuild
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable
+from lightning_hotcompile.swap.process.free_memory import give_back_unused
 
 
 def pack_optimizer(
@@ -69,6 +70,7 @@ def compile_optimizer(data: bytes) -> None:
     packed = pickle.loads(data)
     with packed["state"].applied():
         optimizer = rebuild(packed["optimizer"])
+        give_back_unused()
         settings = packed["mode"], packed["options"], packed["random"]
         inductor = resolve_backend("inductor", *settings, checks_at_once=True)
         gate = Gate(suppress_errors=False)

@@ -31,17 +31,32 @@ def why_memory_is_short(tensors: Iterable[Tensor], copies: float) -> str | None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on a device, ``None`` where that is not known: only torch's own allocator tells."""
+    """Free bytes on a device, ``None`` where that is not known: only torch's own allocator tells.
+
+    A process may be given no more than a share of a GPU, whatever else is free there
+    (``torch.cuda.set_per_process_memory_fraction``).
+    """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
         with contextlib.suppress(RuntimeError):
-            return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+            reserved = torch.cuda.memory_reserved(device)
+            share = int(total * torch.cuda.get_per_process_memory_fraction(device))
+            return max(0, min(free, share - reserved)) + reserved - torch.cuda.memory_allocated(device)
     return free_host_memory() if device.type == "cpu" else None
 
 
 def free_for_others(device: torch.device) -> int | None:
     """Free bytes on an accelerator that another process could take, ``None`` where that is not known."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def give_back_unused() -> None:
+    """What the allocator of an accelerator keeps for later is free for another process.
+
+    In a child process only: the training's own allocator would have to ask for it anew.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def free_host_memory(root: Path = Path("/")) -> int | None:
