@@ -260,10 +260,8 @@ class GraphAtWork:
         if isinstance(failure, StopRecompute) or self._watch.raise_errors or comes_from_a_handler(failure):
             raise failure
         reason = f"compiled code raised in run {self._graph.runs}: {first_line(failure)}"
-        # after the first of them nothing has run: the optimizer's own step answers
-        if isinstance(failure, LayoutChangedError) or (
-            before is None and changes_what_is_held(self._graph.parity, holds=bool(self._held))
-        ):
+        half_done = before is None and changes_what_is_held(self._graph.parity, holds=bool(self._held))
+        if half_done or isinstance(failure, LayoutChangedError):  # or not begun: the optimizer's own answers
             self._give_up(reason, failure)
             raise failure
         let_go(failure)
