@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader
 
 from lightning_hotcompile.swap.prewarm.choice import Surroundings
@@ -56,6 +57,7 @@ def test_the_flip_finds_what_the_child_has_compiled(
     """With random numbers, too, where the comparison may compile the graph without them."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     callback = hot(backend="inductor", scope="step", prewarm=True)
+    missed = counters["aot_autograd"]["autograd_cache_miss"]
     fit(
         seeded(model_class),
         [callback, UntilCompared(callback)],
@@ -68,6 +70,7 @@ def test_the_flip_finds_what_the_child_has_compiled(
     assert report.phase in ("settling", "steady"), report.reason
     hits = {e["region"]: e["cache_hit"] for e in report.events if e["kind"] == "compiled"}
     assert hits == {"training_step": True, "optimizer 0": True}, report.notes
+    assert counters["aot_autograd"]["autograd_cache_miss"] == missed, "nothing was lowered once more"
     assert any("2 of 2 graphs compiled by a child process" in note for note in report.notes), report.notes
 
 

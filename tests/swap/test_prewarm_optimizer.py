@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.optim import Optimizer
@@ -239,6 +240,34 @@ def test_the_captured_graph_is_that_of_the_flip(name: str, monkeypatch: pytest.M
     compile_optimizer(pack_optimizer(swapped(optimizer)))
     assert len(found) == 1
     assert [g.code for g in found] == [g.code for g in graphs_of_a_step(optimizer)]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_the_compilers_settings_are_those_of_the_flip(outside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are a part of the key, those too that an optimizer has no use for."""
+    found: list[Any] = []
+
+    def backend(graph_module: GraphModule, _: Any) -> Any:
+        found.append(functorch_config.save_config())
+        return graph_module.forward
+
+    def with_outside(gate: Gate | None = None) -> SwappedOptimizer:
+        witness = Witness(backend, parity="off", backward_outside=outside)
+        region = Region(name="optimizer 0", kind="optimizer", members=("0",), class_name="SGD")
+        return SwappedOptimizer(region, gate or Gate(), witness, optimizer=optimizer, dynamic=None)
+
+    monkeypatch.setattr(CompileState, "applied", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(optimizerfile, "resolve_backend", lambda *_, **__: backend)
+    optimizer, gate = sgd(), Gate(suppress_errors=False)
+    compile_optimizer(pack_optimizer(with_outside()))
+    there = with_outside(gate)
+    there.put(nn.Module())
+    gate.open(Lane.COMPILE)
+    optimizer.step()
+    gate.close()
+    there.take_out()
+    assert len(found) == 2
+    assert found[0] == found[1]
 
 
 def test_what_has_no_memory_can_be_shown_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,11 @@ class SwappedOptimizer(SwappedRegion):
         self._has_graph = False
         self.dynamic = dynamic
 
+    @property
+    def backward_outside(self) -> bool:
+        """Whether what the plan compiles runs its backwards outside of the autocast around the forward."""
+        return self._watch.backward_outside
+
     def put(self, root: nn.Module) -> None:
         """Give the optimizer a ``step`` of its own; ``take_out`` removes it."""
         optimizer = self.optimizer

@@ -50,6 +50,7 @@ def pack_optimizer(
                 "random": random,
                 "options": dict(options) if options else None,
                 "dynamic": swapped.dynamic,
+                "backward_outside": swapped.backward_outside,
                 "optimizer": described,
             }
         )
@@ -75,7 +76,9 @@ def compile_optimizer(data: bytes) -> None:
         inductor = resolve_backend("inductor", *settings, checks_at_once=True)
         gate = Gate(suppress_errors=False)
         region = Region(name="optimizer", kind="optimizer", members=(), class_name=type(optimizer).__name__)
-        witness = Witness(_compile_only(inductor), parity="off", raise_errors=True)
+        outside = packed["backward_outside"]  # it has no backward, but the setting is a part of the key
+        only = _compile_only(inductor)
+        witness = Witness(only, parity="off", backward_outside=outside, raise_errors=True)
         swapped = SwappedOptimizer(region, gate, witness, optimizer=optimizer, dynamic=packed["dynamic"])
         swapped.put(nn.Module())
         gate.open(Lane.COMPILE)
