@@ -52,8 +52,12 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _GUARDS: dict[str, Any] = {
     "skip_nnmodule_hook_guards": False,
     **({"skip_tensor_guards_with_matching_dict_tags": False} if TORCH < (2, 13) else {}),
+    **({"computed_lazy_constant_max_nodes": 0} if TORCH >= (2, 14) else {}),
 }
-"""What guards look at, too: hooks, and whether a parameter requires gradients, which 2.11 overlooks."""
+"""What guards look at, too: hooks, and whether a parameter requires gradients, which 2.11 overlooks.
+
+And what is computed of numbers: 2.14 makes a constant of it, with no guard, where one is left to Python.
+"""
 
 CompilerError: tuple[type[Exception], ...] = (
     TorchDynamoException,

@@ -123,11 +123,17 @@ def _is_on_the_stack(method: Any, source: Any) -> bool:
 
 def _about_to_be_longer(root: Any) -> Iterator[tuple[Any, int]]:
     """Those whose method is on the stack where a graph ends, to be called after it: ``append(x.item())``."""
-    for method in root.stack:
-        if isinstance(method, GetAttrVariable) and method.name in _MAKE_LONGER:
-            variable = method.obj.realize()
+    for name, owner in filter(None, map(_method_of, root.stack)):
+        if name in _MAKE_LONGER:
+            variable = owner.realize()
             if isinstance(variable, _VARIABLES) and variable.source is not None:
                 yield variable, len(variable.items)
+
+
+def _method_of(variable: Any) -> tuple[str, Any] | None:
+    """Name and object of a method that is about to be called, which is of another kind from torch 2.14 on."""
+    name = variable.name if isinstance(variable, GetAttrVariable) else getattr(variable, "method_name", None)
+    return None if name is None else (name, variable.obj)
 
 
 def _of(code: types.CodeType, kept: Any, at_first: Any) -> Any:
