@@ -146,6 +146,27 @@ def test_a_share_that_is_drawn(kind: type[Small], recompiles: int) -> None:
     assert_same(plain, model)
 
 
+class Freezes(Small):
+    """Its head is frozen in the first steps, as the prototypes of SwAV are."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.head.requires_grad_(self.global_step >= 20)
+        return self.loss(batch)
+
+
+def test_whether_a_layer_is_frozen_may_depend_on_the_step() -> None:
+    # Dynamo asks for a bool there, and ends in an internal error where it has the symbol of one.
+    plain, model = seeded(Freezes), seeded(Freezes)
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(plain, max_epochs=4)
+    fit(model, [callback], max_epochs=4)
+    assert_same(plain, model)
+    assert_proven(callback.report)
+    assert (
+        callback.report.recompiles <= 3
+    )  # for any step, once it is no longer frozen, and after a graph break
+
+
 def test_what_is_a_constant_in_one_frame_is_none_in_another() -> None:
     class Both(Small):
         """One frame can use the number as a constant only; in another it has the same name."""

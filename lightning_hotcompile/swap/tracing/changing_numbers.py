@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo.pgo import auto_dynamic
 from torch._dynamo.variables import BuiltinVariable, ConstantVariable, builder
-from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -32,7 +32,8 @@ def computed_by_python() -> list[Override]:
     Numbers are compared at once, with a guard on the outcome: beyond a graph break that would be an output
     of the graph, which torch makes a constant together with the number. So would be ``float(number)``, which
     is the number itself. And a number that a call returned at which a graph ended (a draw, ``loss.item()``)
-    is taken to be another one the next time.
+    is taken to be another one the next time. What ``requires_grad_`` is given is found out, too: Dynamo asks
+    for a constant there, and ends in an internal error.
     """
 
     def call_math(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -59,10 +60,17 @@ def computed_by_python() -> list[Override]:
             return dataclasses.replace(found, scalar=auto_dynamic)
         return found
 
+    def method(prior: Any, variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:
+        if name == "requires_grad_":
+            args = [_known(tx, arg) for arg in args]
+            kwargs = {key: _known(tx, arg) for key, arg in kwargs.items()}
+        return prior(variable, tx, name, args, kwargs)
+
     return [
         Override(TorchInGraphFunctionVariable, "call_function", call_math),
         Override(BuiltinVariable, "call_function", call_builtin),
         Override(builder, "process_automatic_dynamic", returned),
+        Override(TensorVariable, "call_method", method),
     ]
 
 
@@ -76,6 +84,13 @@ def _is_beyond_symbols(function: Any) -> bool:
 def _is_symbol(variable: Any, kind: type = object) -> bool:
     found = variable.realize()
     return isinstance(found, SymNodeVariable) and issubclass(found.python_type(), kind)
+
+
+def _known(tx: Any, variable: Any) -> Any:
+    """What a comparison has found, with a guard on it."""
+    if not _is_symbol(variable, bool):
+        return variable
+    return ConstantVariable.create(variable.realize().evaluate_expr(tx.output))
 
 
 def _is_outcome_of_floats(number: Any) -> bool:
