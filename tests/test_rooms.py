@@ -161,6 +161,10 @@ PRIVATE_TORCH = {
     "swap.tracing.kept_numbers": {"torch._dynamo"},
     # What it traces with.
     "swap.tracing.fake_gradients": {"torch._dynamo"},
+    "swap.tracing.known_values": {"torch._subclasses", "torch.utils._pytree"},
+    # How it calls what makes shapes and tensors.
+    "swap.tracing.broadcast_sizes": {"torch._dynamo", "_C", "_infer_size"},
+    "swap.tracing.arrays_copied": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {
