@@ -44,6 +44,22 @@ def hot(**options: Any) -> HotCompile:
     return HotCompile(**{**settings, **options})
 
 
+class Counting:
+    """A backend that runs graphs as they are and counts them and their runs."""
+
+    def __init__(self) -> None:
+        self.graphs = self.runs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
+
+
 def assert_same(a: nn.Module, b: nn.Module, tolerance: float = 1e-4) -> None:
     """Two models have the same keys and, within the tolerance, the same weights."""
     first, second = weights(a), weights(b)

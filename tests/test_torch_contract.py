@@ -54,6 +54,7 @@ from lightning_hotcompile.swap.tracing import stance
 from lightning_hotcompile.swap.tracing.overrides import mark
 from tests.elsewhere import threads_may_compile
 from tests.functions import turned
+from tests.hot import Counting
 from tests.models import Block, Net, fit, loader, make_trainer, seeded
 
 until_2_13 = pytest.mark.skipif(dynamo.TORCH > (2, 13), reason="no longer so with torch 2.14")
@@ -560,22 +561,6 @@ class TestCapturedGraphs:
                 torch.ones(2)
             )
         compiled(torch.ones(2))
-
-
-class Counting:
-    """A backend that runs graphs as they are and counts them and their runs."""
-
-    def __init__(self) -> None:
-        self.graphs = self.runs = 0
-
-    def __call__(self, graph: Any, inputs: Any) -> Any:
-        self.graphs += 1
-
-        def run(*args: Any) -> Any:
-            self.runs += 1
-            return graph.forward(*args)
-
-        return run
 
 
 class TestReuse:

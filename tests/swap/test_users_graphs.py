@@ -15,6 +15,7 @@ from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.parity import clones
+from tests.hot import Counting
 from tests.models import Block
 
 Capture = Callable[[bool], None]
@@ -40,28 +41,12 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
     return begins
 
 
-class Counted:
-    """A backend that counts what it compiles, and runs of its code."""
-
-    def __init__(self) -> None:
-        self.graphs = self.runs = 0
-
-    def __call__(self, graph: Any, inputs: Any) -> Any:
-        self.graphs += 1
-
-        def run(*args: Any) -> Any:
-            self.runs += 1
-            return graph.forward(*args)
-
-        return run
-
-
 def test_without_a_gpu_in_use_none_is_captured() -> None:
     assert not onlookers.captures_cuda_graph()
 
 
 def test_a_region_is_not_compiled_meanwhile(capture: Capture) -> None:
-    block, backend = Block(8), Counted()
+    block, backend = Block(8), Counting()
     root, gate, witness = nn.Sequential(block), Gate(), Witness(backend)
     region = Region(name="region", kind="module", members=("0",), class_name="Block")
     swapped = SwappedRegion(region, gate, witness, dynamic=None, fullgraph=False)
@@ -83,7 +68,7 @@ def test_a_region_is_not_compiled_meanwhile(capture: Capture) -> None:
 @pytest.mark.parametrize("runs_before", [1, 3, 20])
 def test_a_run_of_compiled_code_is_not_looked_at_meanwhile(capture: Capture, runs_before: int) -> None:
     """Eager answers as long as runs would be looked at: that code is all there is in it."""
-    backend = Counted()
+    backend = Counting()
     witness, x = Witness(backend), torch.randn(4)
     compiled = torch.compile(lambda x: x.sin() * 2, backend=witness.backend_for("one"))
     for _ in range(runs_before):
@@ -99,7 +84,7 @@ def test_a_run_of_compiled_code_is_not_looked_at_meanwhile(capture: Capture, run
 
 
 def test_nor_is_its_first_run_compared(capture: Capture) -> None:
-    backend = Counted()
+    backend = Counting()
     witness = Witness(backend)
     graphs: list[Any] = []
 
@@ -119,7 +104,7 @@ def test_nor_is_its_first_run_compared(capture: Capture) -> None:
 
 
 def test_a_frame_that_is_called_in_it_runs_as_the_user_wrote_it(capture: Capture) -> None:
-    backend = Counted()
+    backend = Counting()
     witness, x = Witness(backend), torch.randn(4)
 
     def step(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
+from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.parity.clones import RandomState
 from lightning_hotcompile.swap.parity.difference import Run, out_of_proportion, same_kinds
 from lightning_hotcompile.swap.parity.trial import Trial
@@ -79,7 +79,7 @@ class _ReadsMasks(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.masks: list[Tensor] = []
-        self._hooks = hooks_in_use()
+        self._hooks: Hooks | None = None
 
     def __enter__(self) -> _ReadsMasks:
         self._hooks = hooks_in_use()
