@@ -113,7 +113,7 @@ class Session:
         waits = track.is_waiting and not self._together.several
         if not waits or steps % DRAINED_TOGETHER == 0:
             self.book_finished_steps()
-        self.flip.batch.begin(batch, track.signature.batch)
+        self.flip.batch.begin(batch, track.signature.batch, partial(self.watch.sizes_in, track.signature))
         self.side.consider_step(steps, self.watch.tracks)
         at_rest = not waits and self._move(track, steps, batch)
         wanted, flip = track.lane(), self.flip
@@ -131,7 +131,8 @@ class Session:
         self.rounds.move(track, steps)
         if self.flip is not flip:  # another plan is tried
             flip.batch.end()
-            self.flip.batch.begin(batch, track.signature.batch)
+            flip = self.flip
+            flip.batch.begin(batch, track.signature.batch, partial(self.watch.sizes_in, track.signature))
         return self._is_at_rest(track)
 
     def begin_step(self) -> None:
@@ -144,7 +145,7 @@ class Session:
             if self.watch.is_one_to_record(track, record):
                 self.book_finished_steps()
                 if self.rounds.now.weighing.may_pay():
-                    self.watch.begin_recording(record)
+                    self.watch.begin_recording(track, record)
                     self._calm.begin_anew()
             self.side.begin_step()
         self._clock.start(record)

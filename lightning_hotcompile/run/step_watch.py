@@ -18,9 +18,9 @@ from lightning_hotcompile.swap.inductor.compilers import saved_draws
 from lightning_hotcompile.tracks import Track, TrackBook
 from lightning_hotcompile.watch.canonical import OpGraph
 from lightning_hotcompile.watch.detector import StepDetector
-from lightning_hotcompile.watch.family import Families
+from lightning_hotcompile.watch.family import Families, differ_in_sizes_only, is_family
 from lightning_hotcompile.watch.opgraph import OpRecorder
-from lightning_hotcompile.watch.signature import SignatureReader
+from lightning_hotcompile.watch.signature import SignatureReader, StepSignature
 from lightning_hotcompile.watch.step_record import StepRecord
 
 _RECORDED_STEP = 8
@@ -75,6 +75,7 @@ class StepWatch:
         self._automatic = module.automatic_optimization
         self.differentiates_twice = False
         self._recorded_step = recorded_step(config.threshold)
+        self._recorded: StepSignature | None = None
 
     def track_of(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Track:
         """The track of this step."""
@@ -174,8 +175,9 @@ class StepWatch:
             return False
         return track.steps + 1 == self._recorded_step
 
-    def begin_recording(self, record: StepRecord) -> None:
+    def begin_recording(self, track: Track, record: StepRecord) -> None:
         """Record the operations of this step."""
+        self._recorded = track.signature
         record.disturbed = record.recorded = True
         self.recorder = OpRecorder()
         self.recorder.start()
@@ -197,6 +199,18 @@ class StepWatch:
                     saved_draws(self._config.backend, self._config.random, self._config.options),
                 )
             self.differentiates_twice |= recorder.differentiates_twice
+
+    def sizes_in(self, signature: StepSignature) -> frozenset[int] | None:
+        """Sizes of dimensions of all tensors of such a step that was recorded, ``None`` if none was.
+
+        A family has them from one of its batches: what else there is varies.
+        """
+        if self.op_graph is None or (recorded := self._recorded) is None or self._config.dynamic is False:
+            return None
+        stage, batch, *others = signature
+        if is_family(batch) and differ_in_sizes_only(batch, recorded.batch):
+            batch = recorded.batch
+        return self.op_graph.sizes if recorded == (stage, batch, *others) else None
 
 
 def recorded_step(threshold: int) -> int:

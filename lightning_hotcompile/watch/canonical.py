@@ -39,6 +39,9 @@ class OpGraph:
     elements: tuple[int, ...]
     """How many elements of tensors each operation reads and makes; what it changes in place counts once."""
 
+    sizes: frozenset[int]
+    """Of dimensions, of all tensors that were read or made."""
+
     @property
     def n_ops(self) -> int:
         """How many operations ran."""
@@ -96,7 +99,8 @@ class Canonical:
         lines = [_RULES, *map(self._line, trace)]
         digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
         names = tuple(self._names[id(tokens[0])] for tokens in trace)
-        return OpGraph(digest=digest, ops=names, elements=tuple(self._elements))
+        sizes = frozenset(size for shape, *_ in self._geometries for size in shape)
+        return OpGraph(digest=digest, ops=names, elements=tuple(self._elements), sizes=sizes)
 
     def _line(self, tokens: list[Any]) -> str:
         func = tokens[0]

@@ -20,7 +20,8 @@ MET_WITHIN = 1000
 
 _MOST_KINDS = 64
 _MOST_DESCRIBED = 1024
-_SPECIAL_SIZES = (0, 1)  # Dynamo makes a graph of its own for them
+LARGEST_SPECIAL = 1
+"""Dynamo makes a graph of its own for a size of 0 or 1."""
 
 
 @dataclass(kw_only=True)
@@ -47,7 +48,7 @@ class _Kind:
         for position, size in enumerate(sizes):
             low, high = self.ranges[position]
             self.ranges[position] = (min(low, size), max(high, size))
-            if size not in _SPECIAL_SIZES and not self.varies[position]:
+            if size > LARGEST_SPECIAL and not self.varies[position]:
                 self._count(position, size, now, least)
         before, self.symbols = self.symbols, self._name_symbols()
         return before != self.symbols
@@ -67,7 +68,7 @@ class _Kind:
     def holds(self, sizes: Sequence[int]) -> bool:
         """Whether a batch of these sizes belongs to the family."""
         pairs = list(zip(self.symbols, sizes, strict=True))
-        return any(self.symbols) and not any(s is not None and n in _SPECIAL_SIZES for s, n in pairs)
+        return any(self.symbols) and not any(s is not None and n <= LARGEST_SPECIAL for s, n in pairs)
 
 
 def _numbered(keys: Sequence[Hashable]) -> list[int]:
@@ -166,6 +167,11 @@ class Families:
 
 def _places(paths_by_dim: dict[int, list[str]]) -> str:
     return ", ".join(f"dimension {dim} of {' and '.join(paths)}" for dim, paths in paths_by_dim.items())
+
+
+def differ_in_sizes_only(one: Hashable, other: Hashable) -> bool:
+    """Whether two described batches have the same structure and dtypes."""
+    return _without_sizes(one, []) == _without_sizes(other, [])
 
 
 def is_family(described: Hashable) -> bool:

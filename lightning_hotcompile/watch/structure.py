@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_hotcompile.watch.attributes import attributes_of
+
 _SUBCLASS = "Tensor as "
 _VALUE_TYPES = (bool, int, str)
 _FLAT_TYPES = (int, float, complex, str, bytes, bool, type(None))
@@ -19,7 +21,7 @@ MANY = 64
 
 
 class Member(NamedTuple):
-    """A named part of a batch: an entry of a mapping, a field of a dataclass."""
+    """A named part of a batch: an entry of a mapping, a field of a dataclass, an attribute."""
 
     name: str
     described: Hashable
@@ -53,10 +55,17 @@ def describe(value: Any, values: list[Hashable]) -> Hashable:
         if isinstance(value, _VALUE_TYPES):
             values.append(value)
         return type(value).__name__
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        members = [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
-        return (type(value).__name__, *[Member(name, describe(item, values)) for name, item in members])
+    if members := _named_parts(value):
+        entries = [Member(name, describe(item, values)) for name, item in members.items()]
+        return (type(value).__name__, *entries)
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _named_parts(value: Any) -> Mapping[str, Any]:
+    """The fields of a dataclass, or what another object holds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return attributes_of(value)
 
 
 def _describe_tensor(tensor: Tensor) -> Hashable:
@@ -125,6 +134,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, *_FLAT_TYPES)):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
+    elif not isinstance(value, _FLAT_TYPES):
+        for item in _named_parts(value).values():
+            yield from tensors_in(item)

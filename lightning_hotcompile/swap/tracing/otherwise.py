@@ -9,6 +9,7 @@ from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
+from lightning_hotcompile.swap.tracing.dynamic_dims import varies_everywhere
 from lightning_hotcompile.swap.tracing.fake_gradients import noted_fake_gradients
 from lightning_hotcompile.swap.tracing.float_inputs import constants_if_needed
 from lightning_hotcompile.swap.tracing.growing import grow_in_python
@@ -36,6 +37,7 @@ _LEFT = (
     computed_by_python,
     constants_if_needed,
     kept_by_python,
+    varies_everywhere,
     forgotten_for_shapes,
     sizes_in_python,
     copied_silently,
