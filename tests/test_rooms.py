@@ -214,8 +214,8 @@ PRIVATE_TORCH = {
     "swap.prewarm.graphfile": None,
     "swap.prewarm.symbols": None,
     "swap.prewarm.compile_state": {"torch._functorch", "torch._inductor"},
-    # maybe_mark_dynamic, which is documented and has no other home.
-    "swap.tracing.dynamic_dims": {"_dynamo"},
+    # maybe_mark_dynamic, which is documented and has no other home; what Dynamo has learned of sizes.
+    "swap.tracing.dynamic_dims": {"_dynamo", "torch._dynamo"},
     # How Inductor knows what a loop reads that it writes anew.
     "swap.inductor.kept_dependencies": {"torch._inductor"},
     # Whether Inductor's loops may share a buffer.

@@ -145,7 +145,7 @@ class Session:
             if self.watch.is_one_to_record(track, record):
                 self.book_finished_steps()
                 if self.rounds.now.weighing.may_pay():
-                    self.watch.begin_recording(track, record)
+                    self.watch.begin_recording(record)
                     self._calm.begin_anew()
             self.side.begin_step()
         self._clock.start(record)

@@ -175,9 +175,9 @@ class StepWatch:
             return False
         return track.steps + 1 == self._recorded_step
 
-    def begin_recording(self, track: Track, record: StepRecord) -> None:
+    def begin_recording(self, record: StepRecord) -> None:
         """Record the operations of this step."""
-        self._recorded = track.signature
+        self._recorded = self._last.signature if self._last is not None else None
         record.disturbed = record.recorded = True
         self.recorder = OpRecorder()
         self.recorder.start()
