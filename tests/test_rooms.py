@@ -165,6 +165,7 @@ PRIVATE_TORCH = {
     # How it calls what makes shapes and tensors.
     "swap.tracing.broadcast_sizes": {"torch._dynamo", "_C", "_infer_size"},
     "swap.tracing.arrays_copied": {"torch._dynamo"},
+    "swap.tracing.masked_values": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {

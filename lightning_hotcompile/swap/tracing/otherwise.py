@@ -17,6 +17,7 @@ from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.kept_numbers import kept_by_python
 from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
+from lightning_hotcompile.swap.tracing.masked_values import chosen_by_where
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.tracing.optimizer_settings import as_they_are
 from lightning_hotcompile.swap.tracing.overrides import Override
@@ -41,6 +42,7 @@ _LEFT = (
     forgotten_for_shapes,
     sizes_in_python,
     copied_silently,
+    chosen_by_where,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
