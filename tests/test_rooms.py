@@ -180,6 +180,8 @@ PRIVATE_TORCH = {
     "swap.tracing.cached_functions": {"torch._dynamo"},
     # How it writes back lists and dicts.
     "swap.tracing.growing": {"torch._dynamo", "torch._guards", "_get_modified_vars"},
+    # Which functions it compiles no code for.
+    "swap.tracing.inlined_only": {"torch._C", "torch._dynamo"},
     # What a function in the making reads, and what it sets.
     "swap.tracing.set_and_read": {"torch._dynamo", "_get_modified_vars"},
     # How it takes gradients in a step.

@@ -31,6 +31,7 @@ from lightning_hotcompile.swap.step_method import (
     method_of_class,
     source_of,
 )
+from lightning_hotcompile.swap.tracing.inlined_only import inlined_only
 
 _CALLS = "_hotcompile_log_calls"
 _LOGGING_METHODS = ("log", "log_dict")
@@ -47,6 +48,7 @@ _TRAINER_COUNTERS = (
 StandIns = Mapping[str, Callable[..., Any]]
 
 
+@inlined_only
 def _log(self: LightningModule, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
     """Stands in for ``LightningModule.log``."""
     keep_graph = _keeps_graph(args, kwargs)
@@ -55,6 +57,7 @@ def _log(self: LightningModule, name: str, value: Any, *args: Any, **kwargs: Any
         _make_calls(self)
 
 
+@inlined_only
 def _log_dict(self: LightningModule, dictionary: Any, *args: Any, **kwargs: Any) -> None:
     """Stands in for ``LightningModule.log_dict``."""
     keep_graph = _keeps_graph(args, kwargs)
@@ -63,12 +66,14 @@ def _log_dict(self: LightningModule, dictionary: Any, *args: Any, **kwargs: Any)
         _make_calls(self)
 
 
+@inlined_only
 def _log_among_ranks(self: LightningModule, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
     _log(self, name, value, *args, **kwargs)
     if _is_reduced(args, kwargs):
         _make_calls(self)
 
 
+@inlined_only
 def _log_dict_among_ranks(self: LightningModule, dictionary: Any, *args: Any, **kwargs: Any) -> None:
     _log_dict(self, dictionary, *args, **kwargs)
     if _is_reduced(args, kwargs):

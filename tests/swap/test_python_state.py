@@ -647,7 +647,7 @@ def test_what_is_kept_is_the_text_and_not_its_number(
 ) -> None:
     compiled = CompiledFunction(function, lambda graph, _: graph.forward, dynamic=dynamic, fullgraph=False)
     plain, ours = Notes(), Notes()
-    with compiling_allowed(suppress_errors=True):
+    with compiling_allowed(suppress_errors=False):
         for rows in (8, 9, 10, 11, 10, 12):
             x = torch.ones(rows, 3)
             plain.given = ours.given = rows

@@ -85,7 +85,7 @@ def left_to_python() -> list[Override]:
         if isinstance(number, SymNodeVariable):
             if spec.as_python_constant():
                 broken("text of a number", str(spec.as_python_constant()), number)
-            tx.stack[-1] = number.clone(source=None)
+            tx.stack[-1] = SymNodeVariable(number.proxy, number.sym_num)  # from nowhere that it could be read
         return prior(tx, spec, flags)
 
     found = [
