@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_hotcompile.swap.tracing.added_guards import guarded_too
+from lightning_hotcompile.swap.tracing.arange_lists import known_in_advance
 from lightning_hotcompile.swap.tracing.arrays_copied import copied_silently
 from lightning_hotcompile.swap.tracing.broadcast_sizes import sizes_in_python
 from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
@@ -38,6 +39,7 @@ _LEFT = (
     kept_by_python,
     forgotten_for_shapes,
     sizes_in_python,
+    known_in_advance,
     copied_silently,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
