@@ -18,17 +18,17 @@ from lightning_hotcompile.swap.tracing.overrides import Override
 _LONGEST = 64
 """Numbers in such a list; each is a variable of Dynamo's."""
 
-_METHOD = "method_tolist"
-
 
 def known_in_advance() -> list[Override]:
-    """What Dynamo does otherwise, where this torch has the method."""
+    """What Dynamo does otherwise."""
 
-    def call(prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        numbers = None if args or kwargs else _numbers(variable)
-        return prior(variable, tx, *args, **kwargs) if numbers is None else VariableTracker.build(tx, numbers)
+    def call(prior: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        numbers = _numbers(variable) if name == "tolist" and not args and not kwargs else None
+        if numbers is None:
+            return prior(variable, tx, name, args, kwargs)
+        return VariableTracker.build(tx, numbers)
 
-    return [Override(TensorVariable, _METHOD, call)] if hasattr(TensorVariable, _METHOD) else []
+    return [Override(TensorVariable, "call_method", call)]
 
 
 def _numbers(variable: Any) -> list[int] | None:
