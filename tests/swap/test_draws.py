@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._functorch import compile_utils
 
 from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 from lightning_hotcompile.swap.inductor.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.replaced import Replacement
-from tests.hot import assert_same, hot
-from tests.models import fit, seeded
+from tests.hot import assert_compiled_as_eager, assert_same, hot
+from tests.models import Net, fit, seeded
 from tests.swap.step_surroundings_cases import DrawsTwiceAlike
 
 until_2_13 = pytest.mark.skipif(TORCH > (2, 13), reason="torch 2.14 takes each draw for its own")
@@ -74,6 +74,21 @@ def test_torch_alone_takes_two_for_one() -> None:
     eager, theirs = compiled([torch.randn_like], "aot_eager")
     assert eager[1] > 0
     assert theirs[1] == 0
+
+
+class SampleUnused(Net):
+    """Of a sampled encoding only the mean is used, and dropout draws after it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        encoding = torch.distributions.Normal(self.inp(x), 1.0)
+        encoding.rsample()
+        return nn.functional.cross_entropy(self.head(nn.functional.dropout(encoding.loc, 0.5)), y)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_what_is_drawn_in_vain_is_drawn(backend: str) -> None:
+    assert_compiled_as_eager(SampleUnused, backend=backend)
 
 
 def test_others_draws_count_by_what_they_say_of_themselves() -> None:

@@ -131,11 +131,23 @@ def resolve_backend(
     given = {name: value for name, value in (("mode", mode), ("options", options)) if value is not None}
     found = torch._dynamo.lookup_backend(backend) if isinstance(backend, str) else backend
 
+    keeps = _keeps_unused_draws if backend == "aot_eager" and random == "eager" else contextlib.nullcontext
+
     def compile_graph(graph_module: GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        compiled: CompiledFn = found(graph_module, list(example_inputs), **given)
+        with keeps():
+            compiled: CompiledFn = found(graph_module, list(example_inputs), **given)
         return compiled
 
     return compile_graph
+
+
+def _keeps_unused_draws() -> contextlib.AbstractContextManager[Any]:
+    """Random numbers in no use are drawn all the same, as in eager: this setting is not Inductor's alone."""
+    # Not at the top: a run without a flip does not owe the compiler's import.
+    from torch._inductor import config
+
+    kept: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
+    return kept
 
 
 def saved_draws(backend: str | CompiledFn, random: str, options: Mapping[str, Any] | None) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_hotcompile.swap.tracing.added_guards import guarded_too
+from lightning_hotcompile.swap.tracing.arange_lists import known_in_advance
 from lightning_hotcompile.swap.tracing.arrays_copied import copied_silently
 from lightning_hotcompile.swap.tracing.broadcast_sizes import sizes_in_python
 from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
@@ -41,6 +42,7 @@ _LEFT = (
     varies_everywhere,
     forgotten_for_shapes,
     sizes_in_python,
+    known_in_advance,
     copied_silently,
     chosen_by_where,
 )
