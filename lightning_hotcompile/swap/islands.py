@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_hotcompile.errors import TargetError, near_names
 from lightning_hotcompile.plan.islands import is_metric
-from lightning_hotcompile.swap.covers import Cover
+from lightning_hotcompile.swap.covers import Cover, cover, uncover
 
 _METRIC_METHODS = ("update", "compute", "reset")
 _REASON = "kept eager as an island"
@@ -21,9 +21,9 @@ _REASON = "kept eager as an island"
 class IslandGuard:
     """Keeps the named modules of ``module`` eager, with all that they call, while it is put.
 
-    Only attributes of the instances change: the keys of ``state_dict`` stay as they are, a deepcopy
-    runs its own weights, and a pickled module loads without this package. Metrics have their
-    ``update``, ``compute`` and ``reset`` kept eager as well, which are called directly.
+    Only attributes of the instances change: the keys of ``state_dict`` stay as they are, and copies and
+    pickles are those of the module as it was. Metrics have their ``update``, ``compute`` and ``reset`` kept
+    eager as well, which are called directly.
 
     Names are looked up at :meth:`put`, so modules that were replaced in the meantime are found.
 
@@ -49,15 +49,13 @@ class IslandGuard:
         for module, method in self._methods():
             own = vars(module)
             ours = _EagerCall(own[method]) if method in own else _bound(module, method)
-            self._put.append((module, Cover({method: ours}, own)))
-            own[method] = ours
+            self._put.append((module, cover(module, {method: ours})))
         self._is_put = True
 
     def take_out(self) -> None:
         """Give the islands back what they had; nothing happens where none is put."""
         while self._put:
-            module, cover = self._put.pop()
-            cover.lift(vars(module))
+            uncover(*self._put.pop())
         self._is_put = False
 
     def _methods(self) -> list[tuple[nn.Module, str]]:

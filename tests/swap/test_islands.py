@@ -398,6 +398,18 @@ class TestCopies:
         nn.init.constant_(loaded.island.weight, 5.0)
         assert not torch.equal(loaded(x), host(x))
 
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+    def test_they_have_the_attributes_that_the_module_had(
+        self, copied: Callable[[nn.Module], nn.Module]
+    ) -> None:
+        host = Host()
+        before = set(vars(host.island))
+        guard = IslandGuard(host, ["island"])
+        guard.put()
+        assert set(vars(copied(host.island))) == before
+        guard.take_out()
+        assert set(vars(host.island)) == before
+
     def test_keys_and_torch_save(self) -> None:
         host = Host()
         keys = list(host.state_dict())
@@ -474,6 +486,12 @@ class TestMetrics:
         values = value.values() if isinstance(value, dict) else [value]
         assert [float(v) for v in values] == pytest.approx([2 / 3] * len(values))
         assert not any("argmax" in t for graph in backend.graphs for t in graph)
+
+    def test_a_pickle_is_that_of_the_metric_as_it_was(self, make: Callable[[], nn.Module]) -> None:
+        model = Measured(make())
+        before = pickle.dumps(model.metric)
+        guard_of(model).put()
+        assert pickle.dumps(model.metric) == before, "who loads it may allow few names only"
 
     def test_copies_and_state_survive(self, make: Callable[[], nn.Module]) -> None:
         model = Measured(make())
