@@ -8,8 +8,8 @@ Compiled code would draw the number that was drawn while it was traced, step aft
 - the order of a set that is made or changed in the step, and what ``pop`` takes from one;
 - a ``deque`` with ``maxlen``, which is traced as one without;
 - an attribute of a class that the step sets: read from an instance it would be the one from before;
-- the text of a number that changes, in a format (``f"{n:02}"``): it would be the format of its text;
-  and alone (``f"{n}"``) it is no other name of the number, as it is to torch 2.13;
+- the text of a number that changes: in a format (``f"{n:02}"``) it would be the format of its text, alone
+  (``f"{n}"``) another name of the number, to torch 2.13, or a constant of it;
 - from torch 2.14 on, a generator that has not begun.
 """
 
@@ -83,9 +83,7 @@ def left_to_python() -> list[Override]:
     def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
         number = tx.stack[-1]
         if isinstance(number, SymNodeVariable):
-            if spec.as_python_constant():
-                broken("text of a number", str(spec.as_python_constant()), number)
-            tx.stack[-1] = SymNodeVariable(number.proxy, number.sym_num)  # from nowhere that it could be read
+            broken("text of a number", repr(spec.as_python_constant()), number)
         return prior(tx, spec, flags)
 
     found = [
