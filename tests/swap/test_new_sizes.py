@@ -145,3 +145,33 @@ def test_objects_whose_sizes_vary_are_compiled_once() -> None:
     report = trained(Clouds, clouds)
     assert report.graph_breaks
     assert report.recompiles == 0, report.to_text()
+
+
+@torch.compiler.disable
+def seven() -> int:
+    return 7
+
+
+SEVENTH: dict[str, Any] = {
+    "power": lambda x, n: x.tanh() ** n,
+    "loop": lambda x, n: sum((x.tanh() + i for i in range(n)), x),
+    "column": lambda x, n: x * x[:, n : n + 1],
+    "roll": lambda x, n: x.roll(n, 1),
+    "factor": lambda x, n: x / n + n // 2 + n % 3,
+    "rate": lambda x, n: F.dropout(x, n / 100),
+    "key": lambda x, n: x * {7: 2.0}[n] * [1, 2][n % 2],
+    "branch": lambda x, n: x + 1 if n > 6 else x.exp(),
+    "part": lambda x, n: torch.cat([x.topk(n)[0], x.split(n, 1)[1]], 1),
+}
+
+
+@pytest.mark.parametrize("use", SEVENTH.values(), ids=SEVENTH)
+def test_a_number_that_no_tensor_measures_and_that_stays(use: Any) -> None:
+    class Seventh(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            return self.loss((use(2 * x, seven()), y))
+
+    report = trained(Seventh, rows)
+    assert report.graph_breaks == 1
+    assert report.recompiles == 0, report.to_text()
