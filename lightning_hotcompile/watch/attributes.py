@@ -21,7 +21,8 @@ _LONGEST = 10_000
 
 _NO_HOLDERS = (nn.Module, enum.Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-_PLAIN = (int, float, complex, str, bytes, type(None))
+PLAIN = (int, float, complex, str, bytes, bool, type(None))
+"""Types of values that hold nothing."""
 
 
 def attributes_of(value: object) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _holds_tensors(values: Sequence[Any]) -> bool:
 def _parts_of(value: Any) -> Sequence[Any]:
     kind = type(value)
     if issubclass(kind, (tuple, list)):
-        is_plain = len(value) <= _LONGEST and set(map(type, value)).issubset(_PLAIN)
+        is_plain = len(value) <= _LONGEST and set(map(type, value)).issubset(PLAIN)
         return () if is_plain else value
     if issubclass(kind, Mapping):
         return range(len(value)) if len(value) > _MOST_PARTS else list(value.values())

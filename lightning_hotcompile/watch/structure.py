@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_hotcompile.watch.attributes import attributes_of
+from lightning_hotcompile.watch.attributes import PLAIN, attributes_of
 
 _SUBCLASS = "Tensor as "
 _VALUE_TYPES = (bool, int, str)
-_FLAT_TYPES = (int, float, complex, str, bytes, bool, type(None))
-
 
 MANY = 64
 """Plain Python values in a list that are described one by one."""
@@ -45,13 +43,13 @@ def describe(value: Any, values: list[Hashable]) -> Hashable:
         described = _describe_tensor(value)
         return described if _is_traceable(type(value)) else (_SUBCLASS + type(value).__name__, described)
     if isinstance(value, (tuple, list)):
-        if len(value) > MANY and (kinds := set(map(type, value))).issubset(_FLAT_TYPES):
+        if len(value) > MANY and (kinds := set(map(type, value))).issubset(PLAIN):
             return (type(value).__name__, len(value), "many", *sorted(kind.__name__ for kind in kinds))
         return (type(value).__name__, *[describe(item, values) for item in value])
     if isinstance(value, Mapping):
         entries = [Member(str(key), describe(item, values)) for key, item in value.items()]
         return (type(value).__name__, *entries)
-    if isinstance(value, _FLAT_TYPES):
+    if isinstance(value, PLAIN):
         if isinstance(value, _VALUE_TYPES):
             values.append(value)
         return type(value).__name__
@@ -134,6 +132,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)
-    elif not isinstance(value, _FLAT_TYPES):
+    elif not isinstance(value, PLAIN):
         for item in _named_parts(value).values():
             yield from tensors_in(item)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.dynamo import compiling_allowed
 from tests.hot import STEP, assert_compiled_as_eager, assert_proven, assert_same, hot
 from tests.models import Small, fit, seeded
 
@@ -119,6 +121,21 @@ def test_a_type_that_does_not_fit_is_an_error_as_in_eager() -> None:
 
     with pytest.raises(RuntimeError, match="dtypes match"):
         fit(seeded(Half), [hot(**STEP)])
+
+
+def test_a_mask_that_does_not_fit_is_an_error_as_in_eager() -> None:
+    def set_all(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        x[mask] = value
+        return x.sum()
+
+    compiled = CompiledFunction(set_all, lambda graph, _: graph.forward, dynamic=None, fullgraph=False)
+    value = torch.ones(3, requires_grad=True)
+    with compiling_allowed(suppress_errors=False):
+        assert compiled.compile(torch.zeros(4, 3), torch.ones(4, dtype=torch.bool), value) == 12
+        with pytest.raises(
+            IndexError, match="shape of the mask"
+        ):  # one place would do for all by broadcasting
+            compiled.compile(torch.zeros(4, 3), torch.ones(1, dtype=torch.bool), value)
 
 
 @pytest.mark.slow

@@ -67,4 +67,5 @@ def _is_same_everywhere(into: Tensor | None, mask: Tensor, value: Tensor | None)
     """Whether a value has no dimension for the places, so that it is the same one at each of them."""
     if into is None or value is None or value.ndim > into.ndim - mask.ndim:
         return False
-    return into.dtype is value.dtype and into.device == value.device
+    fits = into.shape[: mask.ndim] == mask.shape  # else Python is to say what is wrong: this would broadcast
+    return fits and into.dtype is value.dtype and into.device == value.device
