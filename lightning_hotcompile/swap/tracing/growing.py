@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch._dynamo.exc import RestartAnalysis
+from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
@@ -93,7 +93,7 @@ def grow_in_python() -> list[Override]:
         root = effects.output_graph_weakref().root_tx
         found = [] if root.one_graph else [*_longer(effects), *_about_to_be_longer(root)]
         if any(_grows(root.f_code, *each) for each in found):
-            raise RestartAnalysis(restart_reason="a list or dict that the code makes longer")
+            raise UnspecializeRestartAnalysis(restart_reason="a list or dict that the code makes longer")
         return prior(effects, *args, **kwargs)
 
     return [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._dynamo.exc import RestartAnalysis
+from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
@@ -48,7 +48,7 @@ def kept_by_python() -> list[Override]:
             names = _kept.get(code, frozenset())
             if not found <= names:
                 _kept[code] = names | found
-                raise RestartAnalysis(restart_reason="a number that the code keeps")
+                raise UnspecializeRestartAnalysis(restart_reason="a number that the code keeps")
         return prior(effects, *args, **kwargs)
 
     return [

@@ -8,8 +8,6 @@ Compiled code would draw the number that was drawn while it was traced, step aft
 - the order of a set that is made or changed in the step, and what ``pop`` takes from one;
 - a ``deque`` with ``maxlen``, which is traced as one without;
 - an attribute of a class that the step sets: read from an instance it would be the one from before;
-- the text of a number that changes: in a format (``f"{n:02}"``) it would be the format of its text, alone
-  (``f"{n}"``) another name of the number, to torch 2.13, or a constant of it;
 - from torch 2.14 on, a generator that has not begun.
 """
 
@@ -23,11 +21,9 @@ from typing import Any, NoReturn
 
 import torch._dynamo.variables as variables
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.misc import RandomVariable
-from torch._dynamo.variables.tensor import SymNodeVariable
 
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
@@ -80,18 +76,11 @@ def left_to_python() -> list[Override]:
             broken("attribute of a class", name, item)
         return prior(effects, item, name, *args, **kwargs)
 
-    def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
-        number = tx.stack[-1]
-        if isinstance(number, SymNodeVariable):
-            broken("text of a number", repr(spec.as_python_constant()), number)
-        return prior(tx, spec, flags)
-
     found = [
         Override(RandomVariable, "call_method", random_method),
         *(Override(kind, "call_method", dict_method) for kind in _dicts()),
         Override(VariableBuilder, "_wrap", wrapped),
         Override(SideEffects, "store_attr", stored),
-        Override(InstructionTranslatorBase, "_format_value", formatted),
         Override(BuiltinVariable, "call_sorted", in_sorted_order),
         *(Override(kind, "call_method", set_method) for kind in _sets()),
         *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),

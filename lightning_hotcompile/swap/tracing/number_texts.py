@@ -1,0 +1,237 @@
+"""The text of a number that varies (``f"step {n}"``, ``str(n)``, ``"%d" % n``) is made after the graph.
+
+Dynamo has a variable for such a text, but uses it for ``str.format`` alone. Elsewhere the number is a
+constant, or its text another name of the number (torch 2.13), or an error; and a graph break there leaves
+all that follows in the function to eager, since these instructions cannot be left out of a graph by
+themselves. In a dict it looks for such a text by the address of its variable, and never finds it. And of
+``format(n, ">5")`` it takes the number for the format.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from string import Formatter
+from typing import Any, NoReturn
+
+from torch._dynamo.bytecode_transformation import create_call_function
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import BuiltinVariable, ConstantVariable, StringFormatVariable, TupleVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import SymNodeVariable
+
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
+
+_CONVERSION = {0: "", 1: "!s", 2: "!r", 3: "!a"}
+"""By the lower bits of the instruction's argument."""
+
+_LATE = "It is known once the graph has run."
+_SLASH = "/"
+_NUMBER = "\0"
+"""Stands for a number."""
+
+_OF_NUMBERS = frozenset("0123456789+-.,_ %eEinfaob")
+"""What the text of a number is made of, if nothing but :data:`_SPEC` says how it is written."""
+
+_SPEC = re.compile(r"[-+ #0-9.,_<>=^]*[bdeEfFgGnos%]?")
+_PLACE = re.compile(r"%[-+ #0-9.]*[deEfFgGirs%]")
+"""Where ``%`` puts a number."""
+
+
+def texts_by_python() -> list[Override]:
+    """What Dynamo does otherwise.
+
+    Not for a number that the graph computes of floats: as an output of the graph it would be a constant.
+    """
+
+    def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
+        if not isinstance(tx.stack[-1], SymNodeVariable):
+            return prior(tx, spec, flags)
+        return tx.push(_formatted(tx.pop(), spec, _CONVERSION[flags & 3]))
+
+    def call(prior: Any, function: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        way = None if kwargs else _WAYS.get(function.fn)
+        found = None if way is None else way(*(arg.realize() for arg in args))
+        return prior(function, tx, args, kwargs) if found is None else found
+
+    def created(prior: Any, *args: Any) -> Any:
+        found = prior(*args)
+        return LateText(*args) if isinstance(found, StringFormatVariable) else found
+
+    return [
+        Override(InstructionTranslatorBase, "_format_value", formatted),
+        Override(BuiltinVariable, "call_function", call),
+        Override(StringFormatVariable, "create", created),
+    ]
+
+
+class LateText(StringFormatVariable):
+    """A text that nobody knows while the graph is traced."""
+
+    def python_type(self) -> type:
+        """Called by Dynamo, which has none for such a text before torch 2.13."""
+        return str
+
+    def sq_contains(self, tx: Any, item: Any) -> Any:
+        """Called by Dynamo for ``in``, from torch 2.13 on."""
+        if (found := _has(self, item)) is None:
+            end_graph("search in a text", f"{item} in {self}", _LATE)
+        return ConstantVariable.create(found)
+
+    sq_contains_impl = sq_contains  # from torch 2.14 on
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Called by Dynamo for methods and, before torch 2.13, for ``in``."""
+        if name == "__contains__":
+            return self.sq_contains(tx, *args)
+        return super().call_method(tx, name, args, kwargs)
+
+    def hash_impl(self, tx: Any) -> NoReturn:
+        """Called by Dynamo for keys, from torch 2.13 on."""
+        self._is_no_key()
+
+    def is_python_hashable(self) -> NoReturn:
+        """Called by Dynamo for keys, before torch 2.13."""
+        self._is_no_key()
+
+    def _is_no_key(self) -> NoReturn:
+        end_graph("text that is a key", str(self), _LATE)
+
+
+class _Filled(VariableTracker):
+    """``text % numbers``, once the graph has run."""
+
+    def __init__(self, text: Any, numbers: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.text, self.numbers = text, numbers
+
+    def reconstruct(self, codegen: Any) -> None:
+        """Called by Dynamo for the code that is run after the graph."""
+
+        def method() -> None:
+            codegen(self.text)
+            codegen.append_output(codegen.create_load_attr("__mod__"))
+
+        codegen.add_push_null(method)
+        codegen(self.numbers)
+        codegen.extend_output(create_call_function(1, False))
+
+
+def _formatted(value: Any, spec: Any, conversion: str = "") -> Any:
+    """``format(value, spec)``, and what an f-string makes of a number."""
+    if spec is not None and not _is_plain(spec):
+        return None
+    if isinstance(value, SymNodeVariable):
+        _refuse_computed(value)
+        given = f":{spec.value}" if spec is not None and spec.value else ""
+        return LateText("{" + conversion + given + "}", [value], {})
+    if isinstance(value, ConstantVariable):
+        return ConstantVariable.create(format(value.value, "" if spec is None else spec.value))
+    return None
+
+
+def _by_format(value: Any, spec: Any = None) -> Any:
+    if (found := _formatted(value, spec)) is None:
+        end_graph("call of format", str(value), "Dynamo takes what is formatted for the format.")
+    return found
+
+
+def _alone(number: Any, *others: Any) -> Any:
+    if not isinstance(number, SymNodeVariable) or others:
+        return None
+    return _formatted(number, None)
+
+
+def _compared(*values: Any) -> None:
+    """Before torch 2.13 such a text is no other's equal."""
+    if any(isinstance(value, LateText) for value in values):
+        end_graph("comparison of a text", f"{values}", _LATE)
+
+
+def _joined(*texts: Any) -> Any:
+    if not any(isinstance(text, LateText) for text in texts):
+        return None
+    forms: list[str] = []
+    numbers: list[Any] = []
+    for text in texts:
+        if isinstance(text, LateText) and not text.sym_kwargs:
+            forms.append(text.format_string)
+            numbers += text.sym_args
+        elif _is_plain(text):
+            forms.append(text.value.replace("{", "{{").replace("}", "}}"))
+        else:
+            return None
+    return LateText("".join(forms), numbers, {})
+
+
+def _filled(text: Any, numbers: Any) -> Any:
+    items: list[Any] = numbers.items if isinstance(numbers, TupleVariable) else [numbers]
+    if not _is_plain(text) or not any(isinstance(item, SymNodeVariable) for item in items):
+        return None
+    if not all(isinstance(item, (SymNodeVariable, ConstantVariable)) for item in items):
+        return None
+    if any(_is_plain(item) and _SLASH in item.value for item in items):
+        return None
+    for item in items:
+        _refuse_computed(item)
+    return LateText("{}", [_Filled(text, numbers)], {})
+
+
+def _refuse_computed(number: Any) -> None:
+    if isinstance(number, SymNodeVariable) and number.source is None and number.python_type() is not int:
+        end_graph("text of a number", str(number), "Compiled code would have it as a constant.")
+
+
+def _is_plain(text: Any) -> bool:
+    return isinstance(text, ConstantVariable) and isinstance(text.value, str)
+
+
+def _has(text: LateText, part: Any) -> bool | None:
+    """Whether a text with numbers in it has a part that begins with a slash, if that is sure without them."""
+    known = _without_numbers(text)
+    if known is None or not (_is_plain(part) and part.value.startswith(_SLASH)):
+        return None
+    for rest in (known[at:] for at, character in enumerate(known) if character == _SLASH):
+        before, number, _ = rest.partition(_NUMBER)
+        if before.startswith(part.value):
+            return True
+        if number and part.value.startswith(before) and part.value[len(before)] in _OF_NUMBERS:
+            return None
+    return False
+
+
+def _without_numbers(text: LateText) -> str | None:
+    """A text with something else in place of each number, or ``None`` where it is made of more."""
+    known, given = "", iter(text.sym_args)
+    for literal, field, spec, _ in Formatter().parse(text.format_string):
+        known += literal
+        if field is None:  # the last literal
+            break
+        value: Any = next(given, None)
+        if field or not _SPEC.fullmatch(spec or ""):
+            return None
+        if isinstance(value, SymNodeVariable):
+            known += _NUMBER
+        elif _is_plain(value) and not spec:
+            known += value.value
+        elif isinstance(value, _Filled) and not spec:
+            filled = _PLACE.sub(_NUMBER, value.text.value)
+            if "%" in filled:
+                return None
+            known += filled
+        else:
+            return None
+    return known
+
+
+_WAYS: dict[Any, Callable[..., Any]] = {
+    str: _alone,
+    repr: _alone,
+    format: _by_format,
+    operator.add: _joined,
+    operator.iadd: _joined,
+    operator.mod: _filled,
+    operator.eq: _compared,
+    operator.ne: _compared,
+}
