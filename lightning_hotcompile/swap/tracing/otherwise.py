@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.kept_numbers import kept_by_python
 from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
 from lightning_hotcompile.swap.tracing.masked_values import chosen_by_where
+from lightning_hotcompile.swap.tracing.moving_texts import unknown_texts
 from lightning_hotcompile.swap.tracing.number_texts import texts_by_python
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
 from lightning_hotcompile.swap.tracing.optimizer_settings import as_they_are
@@ -47,6 +48,7 @@ _LEFT = (
     copied_silently,
     chosen_by_where,
     texts_by_python,
+    unknown_texts,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
