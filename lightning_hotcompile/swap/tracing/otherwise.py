@@ -18,6 +18,7 @@ from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.kept_numbers import kept_by_python
 from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
+from lightning_hotcompile.swap.tracing.made_losses import made_like_others
 from lightning_hotcompile.swap.tracing.masked_values import chosen_by_where
 from lightning_hotcompile.swap.tracing.moving_texts import unknown_texts
 from lightning_hotcompile.swap.tracing.number_texts import texts_by_python
@@ -49,6 +50,7 @@ _LEFT = (
     chosen_by_where,
     texts_by_python,
     unknown_texts,
+    made_like_others,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
