@@ -9,6 +9,8 @@ Compiled code would draw the number that was drawn while it was traced, step aft
 - a ``deque`` with ``maxlen``, which is traced as one without;
 - an attribute of a class that the step sets: read from an instance it would be the one from before;
 - from torch 2.14 on, a generator that has not begun.
+
+And an iterator is moved on when all is written back that it gave: that is read where the iterator stands.
 """
 
 from __future__ import annotations
@@ -76,11 +78,17 @@ def left_to_python() -> list[Override]:
             broken("attribute of a class", name, item)
         return prior(effects, item, name, *args, **kwargs)
 
+    def in_turn(prior: Any, effects: Any) -> Any:
+        return sorted(
+            prior(effects), key=lambda variable: isinstance(variable, variables.ListIteratorVariable)
+        )
+
     found = [
         Override(RandomVariable, "call_method", random_method),
         *(Override(kind, "call_method", dict_method) for kind in _dicts()),
         Override(VariableBuilder, "_wrap", wrapped),
         Override(SideEffects, "store_attr", stored),
+        Override(SideEffects, "_get_modified_vars", in_turn),
         Override(BuiltinVariable, "call_sorted", in_sorted_order),
         *(Override(kind, "call_method", set_method) for kind in _sets()),
         *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),
