@@ -166,6 +166,7 @@ PRIVATE_TORCH = {
     "swap.tracing.broadcast_sizes": {"torch._dynamo", "_C", "_infer_size"},
     "swap.tracing.arrays_copied": {"torch._dynamo"},
     "swap.tracing.masked_values": {"torch._dynamo"},
+    "swap.tracing.filled_diagonals": {"torch._dynamo"},
     # What it knows of numbers in a tensor.
     "swap.tracing.arange_lists": {"torch._dynamo"},
     # How it takes numbers that change.
