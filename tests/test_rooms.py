@@ -169,6 +169,7 @@ PRIVATE_TORCH = {
     "swap.tracing.arrays_copied": {"torch._dynamo"},
     "swap.tracing.masked_values": {"torch._dynamo"},
     "swap.tracing.made_losses": {"torch._dynamo"},
+    "swap.tracing.filled_diagonals": {"torch._dynamo"},
     # What it knows of numbers in a tensor.
     "swap.tracing.arange_lists": {"torch._dynamo"},
     # How it takes numbers that change.
@@ -249,6 +250,7 @@ PRIVATE_TORCH = {
     },
     # Changes that autograd is not to count, and which tensors of a captured graph share memory.
     "swap.graphs.uncounted": {"_cdata", "torch.autograd.grad_mode._unsafe_preserve_version_counter"},
+    "swap.graphs.unbounded": {"_input_metadata"},
     # When it begins and ends to trace a frame.
     "swap.tracing.tracing_limit": {"torch._dynamo"},
     # All that is in force amid a trace, out of which a handler of signals is called.

@@ -296,7 +296,46 @@ class OfOneLength(Collects):
         self.seen.append(len(self.losses))
 
 
+class Replaces(Collects):
+    """It makes a longer list of the one that it has."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.losses = [*self.losses, loss.detach()]
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.seen.append(len(self.losses))
+
+
+class ReplacesTheFirst(Replaces):
+    """What is new comes first, and what is old goes."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.losses = [loss.detach(), *self.losses]
+        self.losses = self.losses[:30]
+        return loss
+
+
+class ReplacesAnItem(Replaces):
+    """Of a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = {"train": []}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.losses["train"] = self.losses["train"] + [loss.detach()]
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.seen += self.losses["train"]
+
+
 ONE_GRAPH = [Collects, CollectsForEver, InADeque, WithGradients, BeginsAnew, LooksUp, HandsOn]
+ONE_GRAPH += [Replaces, ReplacesTheFirst, ReplacesAnItem]
 SOME = [InTheMiddle, ByName, Reads, InAHelper, InALoop]
 
 

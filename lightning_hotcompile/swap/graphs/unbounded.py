@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.fx import GraphModule
@@ -18,10 +19,11 @@ from torch.fx import GraphModule
 from lightning_hotcompile.swap.parity.captured import nodes_in, operation_of
 
 _DIVISIONS = ("AddcdivBackward", "DivBackward")
+_NORM = "LinalgVectorNormBackward"
 _UNBOUNDED = (
     *_DIVISIONS,
     *("AcosBackward", "AcoshBackward", "AsinBackward", "Atan2Backward", "AtanhBackward", "CdistBackward"),
-    *("DistBackward", "ErfinvBackward", "Exp2Backward", "ExpBackward", "Expm1Backward", "LinalgVectorNorm"),
+    *("DistBackward", "ErfinvBackward", "Exp2Backward", "ExpBackward", "Expm1Backward", _NORM),
     *("Log10Backward", "Log1PBackward", "Log2Backward", "LogBackward", "LogitBackward", "NormBackward"),
     *("PowBackward", "ReciprocalBackward", "RsqrtBackward", "SqrtBackward", "StdBackward", "StdMeanBackward"),
     *("TanBackward", "XlogyBackward"),
@@ -70,10 +72,27 @@ def unbounded(outputs: Sequence[Any], *, by_tensors: bool) -> Unbounded:
 
 def _is_unbounded(node: Node, *, by_tensors: bool) -> bool:
     name = node.name()
-    if not name.startswith(_UNBOUNDED) or (name.startswith(_DIVISIONS) and not by_tensors):
+    if not name.startswith(_UNBOUNDED):
         return False
+    if name.startswith(_DIVISIONS):
+        return (by_tensors or node.next_functions[-1][0] is not None) and not _is_normalized(node)
+    if name.startswith(_NORM):
+        return getattr(node, "_saved_ord", None) not in (1, 2)  # 0 where the norm is 0
     exponent = getattr(node, "_saved_exponent", None)
     return not (isinstance(exponent, (int, float)) and (exponent >= 1 or exponent == 0))
+
+
+def _is_normalized(division: Node) -> bool:
+    """Whether it is that of ``F.normalize``: by the norm of what is divided, or by a smallest one."""
+    (divided, *_), (divisor, _) = division.next_functions[0], division.next_functions[-1]
+    if divisor is not None and divisor.name().startswith("ExpandBackward"):
+        divisor = divisor.next_functions[0][0]
+    smallest = getattr(divisor, "_saved_min", None)
+    if divisor is None or not isinstance(smallest, (int, float)):
+        return False
+    norm, dtype = divisor.next_functions[0][0], divisor._input_metadata[0].dtype
+    is_norm = norm is not None and norm.name().startswith(_NORM) and norm.next_functions[0][0] is divided
+    return is_norm and smallest >= torch.finfo(dtype).tiny
 
 
 def asked_in_vain(found: Unbounded, used: Collection[int]) -> str | None:

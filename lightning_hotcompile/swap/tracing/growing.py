@@ -16,7 +16,7 @@ from typing import Any
 from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, DictGetItemSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVariable
 from torch._dynamo.variables.builder import VariableBuilder
@@ -43,7 +43,7 @@ _OF_BLOCKS = ("call_module", "call_forward")
 """How the code of a module begins by its name, see ``swap/installer.py``."""
 
 _LENGTHS = "_hotcompile_lengths"
-"""Where a graph in the making keeps how long each was, by the name of where it comes from."""
+"""Where a graph in the making keeps how long each was, and what it is to Dynamo, by where it comes from."""
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ def grow_in_python() -> list[Override]:
     def tracked(prior: Any, effects: Any, item: Any, variable: Any, *kind: Any) -> Any:
         source = getattr(variable, "source", None)
         if type(item) in _KINDS and source is not None:
-            vars(effects.output_graph_weakref()).setdefault(_LENGTHS, {})[source.name] = len(item)
+            vars(effects.output_graph_weakref()).setdefault(_LENGTHS, {})[source.name] = len(item), variable
         return prior(effects, item, variable, *kind)
 
     def written_back(prior: Any, effects: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,9 +108,25 @@ def _longer(effects: Any) -> Iterator[tuple[Any, int]]:
     lengths = vars(effects.output_graph_weakref()).get(_LENGTHS, {})
     for variable in effects._get_modified_vars():
         if isinstance(variable, _VARIABLES) and variable.source is not None:
-            before = lengths.get(variable.source.name)
+            before, _ = lengths.get(variable.source.name, (None, None))
             if before is not None and len(variable.items) > before:
                 yield variable, before
+    for source, put in _put(effects):  # ``self.seen = [*self.seen, loss]``
+        before, variable = lengths.get(source.name, (None, None))
+        if before is not None and isinstance(put, ListVariable) and len(put.items) > before:
+            yield variable, before
+
+
+def _put(effects: Any) -> Iterator[tuple[Any, Any]]:
+    """What the code puts in the place of something: as an attribute, or as an item of a dict."""
+    for owner, attributes in effects.store_attr_mutations.items():
+        if owner.source is not None:
+            yield from ((AttrSource(owner.source, name), put) for name, put in attributes.items())
+    for variable in effects._get_modified_vars():
+        if isinstance(variable, ConstDictVariable) and variable.source is not None:
+            for key, put in variable.items.items():
+                if key.vt.is_python_constant():
+                    yield DictGetItemSource(variable.source, key.vt.as_python_constant()), put
 
 
 def _is_on_the_stack(method: Any, source: Any) -> bool:

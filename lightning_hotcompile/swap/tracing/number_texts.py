@@ -143,10 +143,10 @@ def _alone(number: Any, *others: Any) -> Any:
     return _formatted(number, None)
 
 
-def _compared(*values: Any) -> None:
-    """Before torch 2.13 such a text is no other's equal."""
+def _asked(*values: Any) -> None:
+    """What needs the text itself is Python's: to Dynamo it is no other's equal, or has no length."""
     if any(isinstance(value, LateText) for value in values):
-        end_graph("comparison of a text", f"{values}", _LATE)
+        end_graph("use of a text", f"{values}", _LATE)
 
 
 def _joined(*texts: Any) -> Any:
@@ -163,6 +163,14 @@ def _joined(*texts: Any) -> Any:
         else:
             return None
     return LateText("".join(forms), numbers, {})
+
+
+def _repeated(text: Any, times: Any) -> Any:
+    if not isinstance(text, LateText) or text.sym_kwargs:
+        return None
+    if not isinstance(times, ConstantVariable) or type(times.value) is not int:
+        return None
+    return LateText(text.format_string * times.value, text.sym_args * times.value, {})
 
 
 def _filled(text: Any, numbers: Any) -> Any:
@@ -231,7 +239,11 @@ _WAYS: dict[Any, Callable[..., Any]] = {
     format: _by_format,
     operator.add: _joined,
     operator.iadd: _joined,
+    operator.mul: _repeated,
     operator.mod: _filled,
-    operator.eq: _compared,
-    operator.ne: _compared,
+    **dict.fromkeys((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge), _asked),
+    **dict.fromkeys(
+        (len, int, float, ord, hash, iter, reversed, enumerate, list, tuple, set, sorted), _asked
+    ),
+    **dict.fromkeys((min, max, zip, map, filter), _asked),
 }

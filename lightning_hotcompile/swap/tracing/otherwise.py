@@ -12,6 +12,7 @@ from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_pytho
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
 from lightning_hotcompile.swap.tracing.dynamic_dims import varies_everywhere
 from lightning_hotcompile.swap.tracing.fake_gradients import noted_fake_gradients
+from lightning_hotcompile.swap.tracing.filled_diagonals import filled_as_views
 from lightning_hotcompile.swap.tracing.float_inputs import constants_if_needed
 from lightning_hotcompile.swap.tracing.growing import grow_in_python
 from lightning_hotcompile.swap.tracing.higher_order import called_whole
@@ -51,6 +52,7 @@ _LEFT = (
     texts_by_python,
     unknown_texts,
     made_like_others,
+    filled_as_views,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
