@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -53,6 +54,27 @@ def structure_of(module: nn.Module) -> str:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = [(name, _shape(t), str(t.dtype)) for name, t in tensors]
     return hashlib.blake2b(repr((parts, shapes)).encode(), digest_size=8).hexdigest()
+
+
+_KINDS = 8
+"""So many kinds of equal blocks may differ by numbers alone: as many as Dynamo compiles one piece of code."""
+
+
+def _own_numbers(modules: list[nn.Module]) -> list[tuple[int, ...]]:
+    """By what structurally equal modules differ: whole numbers that do not merely count them."""
+    each = [
+        {(name, key): v for name, m in module.named_modules() for key, v in vars(m).items() if type(v) is int}
+        for module in modules
+    ]
+    shared = [key for key in each[0] if all(key in numbers for numbers in each)]
+    differ = [key for key in shared if not _is_index([numbers[key] for numbers in each])]
+    return [tuple(numbers[key] for key in differ) for numbers in each]
+
+
+def _is_index(values: list[int]) -> bool:
+    """Whether these are one number, or go on by the same step, as ``layer_idx`` does."""
+    steps = {after - before for before, after in pairwise(values)}
+    return steps <= {0} or steps == {1} or (len(steps) == 1 and len(values) > 2)
 
 
 def _settings(module: nn.Module) -> str:
@@ -137,6 +159,7 @@ class _Search:
             id(m): structure_of(m) for m in root.modules() if m is not root and list(m.children())
         }
         self._times = Counter(self._structures.values())
+        self._apart = self._told_apart()
         self._blocks: list[Block] = []
         self._left: list[LeftEager] = []
         self._seen: set[int] = set()
@@ -183,11 +206,28 @@ class _Search:
             Block(
                 name=name,
                 class_name=type(module).__name__,
-                structure=structure,
+                structure=structure + self._apart.get(id(module), ""),
                 parameters=count_parameters(module),
                 repeated=self._times[structure] > 1,
             )
         )
+
+    def _told_apart(self) -> dict[int, str]:
+        """Equal blocks with different numbers, such as the periods of discriminators, are no group.
+
+        What is compiled for all of them would have a symbol in place of the number, and sizes made of it.
+        Where there are many numbers, such as seeds, that is better than as many compiles.
+        """
+        alike: dict[str, list[nn.Module]] = {}
+        for module in self._root.modules():
+            if self._times[self._structures.get(id(module), "")] > 1:
+                alike.setdefault(self._structures[id(module)], []).append(module)
+        apart = {}
+        for modules in alike.values():
+            found = _own_numbers(modules)
+            if len(set(found)) <= _KINDS:
+                apart.update({id(m): f" with {own}" for m, own in zip(modules, found, strict=True) if own})
+        return apart
 
     def _leave(self, name: str, module: nn.Module, reason: str) -> None:
         self._left.append(LeftEager(name=name, class_name=type(module).__name__, reason=reason))

@@ -14,6 +14,12 @@ from lightning_hotcompile.watch.unit import RecordedSignature, UnitSignature, de
 
 TOP = 5
 
+_OFTEN = 2
+"""So many runs' worth of units make a signature hot, whatever lies between them."""
+
+_RARE = 8
+"""Not if it is less than one in so many units."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorStats:
@@ -38,8 +44,24 @@ class _Track:
     count: int = 0
     run: int = 0
     last_unit: int = -1
+    met: int = 0
+    since: int = 0
+    """Units of it since this one: more of them than in its run, where kinds of steps take turns."""
+
     hot: bool = False
     raised: bool = False
+
+    def meet(self, unit: int, max_gap: int) -> bool:
+        """One more unit of it; returns whether it made it hot."""
+        gap = unit - self.last_unit - 1
+        if not self.met or gap > _RARE * max(1, self.threshold):
+            self.met, self.since = 0, unit
+        self.run = self.run + 1 if self.run and gap <= max_gap else 1
+        self.met, self.count, self.last_unit = self.met + 1, self.count + 1, unit
+        is_often = self.met >= _OFTEN * self.threshold and (self.met - 1) * _RARE >= unit - self.since
+        became_hot = not self.hot and (self.run >= self.threshold or is_often)
+        self.hot = self.hot or became_hot
+        return became_hot
 
 
 class StepDetector:
@@ -49,7 +71,9 @@ class StepDetector:
     accumulation. A signature's run goes on as long as at most ``max_gap`` other units lie between two of
     its occurrences, because the last batch of an epoch is often a short one: with a strict rule
     an epoch shorter than the threshold would never let the usual step become hot. A longer gap means
-    that the loop is doing something else, and the run starts again at 1.
+    that the loop is doing something else, and the run starts again at 1. Where several kinds of steps take
+    turns (resolutions, tasks), no run is long: there twice as many units make a signature hot, if at least
+    about one unit in eight is of it.
 
     At most ``max_signatures`` are remembered: the one seen longest ago goes first, those that are hot or had
     their threshold raised only when there is no other.
@@ -158,14 +182,9 @@ class StepDetector:
         # A unit of one step is named by that step itself, so that count(signature) is what one expects.
         signature = steps[0][0] if len(steps) == 1 and steps[0][1] == 1 else UnitSignature(steps=steps)
         track = self._track(signature)
-        goes_on = track.run and self._units_seen - track.last_unit - 1 <= self.max_gap
-        track.run = track.run + 1 if goes_on else 1
-        track.count += 1
-        track.last_unit = self._units_seen
+        became_hot = track.meet(self._units_seen, self.max_gap)
         self._units_seen += 1
         self.last_unit = signature
-        became_hot = not track.hot and track.run >= track.threshold
-        track.hot = track.hot or became_hot
         return became_hot
 
     def _track(self, signature: Hashable) -> _Track:
@@ -218,7 +237,7 @@ class StepDetector:
             raise ConfigError(f"factor={factor!r} is not allowed: give a number above 1, for example 2.")
         track = self._track(signature)
         track.threshold = math.ceil(max(1, track.threshold) * factor)
-        track.run, track.hot, track.raised = 0, False, True
+        track.run, track.met, track.hot, track.raised = 0, 0, False, True
 
     def stats(self) -> DetectorStats:
         """What was seen so far, with the most frequent signatures."""

@@ -196,6 +196,47 @@ class TestRepeatedBlocks:
         assert blocks_of(Root(a=nn.Linear(64, 64), b=nn.Linear(64, 64))) == []
 
 
+class Numbered(nn.Module):
+    """Blocks of one structure, each with a number of its own."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(8) for _ in numbers)
+        for block, number in zip(self.blocks, numbers, strict=True):
+            block.number = number
+
+
+class TestNumbersOfBlocks:
+    """One compiled function for all would have a symbol in place of a number in which they differ."""
+
+    @pytest.mark.parametrize("numbers", [(0, 1), (0, 1, 2, 3), (64, 128, 192), (7, 7, 7)])
+    def test_an_index_or_one_number_leaves_one_group(self, numbers):
+        blocks, _ = find_regions(Numbered(*numbers))
+        assert len({block.structure for block in blocks}) == 1
+        assert all(block.repeated for block in blocks)
+
+    def test_other_numbers_make_blocks_of_their_own(self):
+        blocks, _ = find_regions(Numbered(2, 3, 5, 7, 11))
+        assert len({block.structure for block in blocks}) == 5
+        assert all(block.repeated for block in blocks)
+
+    def test_blocks_of_many_numbers_stay_a_group(self):
+        blocks, _ = find_regions(Numbered(*(7 * n**2 for n in range(12))))
+        assert len({block.structure for block in blocks}) == 1
+
+    def test_those_with_one_number_stay_a_group(self):
+        blocks, _ = find_regions(Numbered(0, 4, 0, 4))
+        first, second, third, fourth = (block.structure for block in blocks)
+        assert (first, second) == (third, fourth)
+        assert first != second
+
+    def test_what_some_have_not_is_no_matter(self):
+        root = Numbered(2, 3, 5)
+        del root.blocks[1].number
+        blocks, _ = find_regions(root)
+        assert len({block.structure for block in blocks}) == 1
+
+
 class TestOtherSubtrees:
     def test_a_large_one_is_a_block_and_a_small_one_is_searched(self) -> None:
         root = Root(large=Block(16), small=Block(2))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import weakref
@@ -71,6 +72,37 @@ def test_a_longer_gap_starts_the_run_again():
 @pytest.mark.parametrize(("gap", "hot"), [(0, []), (1, []), (2, [4])])
 def test_gap_rule_is_an_option(gap, hot):
     assert feed(StepDetector(threshold=3, max_gap=gap), *"aaxya") == hot
+
+
+def test_kinds_of_steps_that_take_turns_become_hot():
+    assert feed(StepDetector(threshold=3), *"abcabcabcabcabcabc") == [15, 16, 17]
+
+
+def test_kinds_of_steps_in_any_order_become_hot():
+    detector = StepDetector(threshold=10)
+    feed(detector, *random.Random(0).choices("abcd", k=160))
+    assert set(detector.hot_signatures) == set("abcd")
+
+
+def test_what_comes_now_and_then_stays_cold():
+    detector = StepDetector(threshold=3)
+    feed(detector, *("abcdefghi" * 12))  # nine kinds: each comes too rarely
+    assert detector.hot_signatures == ()
+
+
+def test_what_came_long_ago_does_not_count():
+    detector = StepDetector(threshold=3)
+    feed(detector, *("axyaxyaxyaxyaxy"), *("z" * 30))
+    assert "a" not in detector.hot_signatures
+    assert feed(detector, *"axyaxy") == []
+
+
+def test_a_raised_threshold_holds_for_steps_that_take_turns():
+    detector = StepDetector(threshold=3)
+    feed(detector, *("abc" * 6))
+    detector.raise_threshold("a")
+    assert feed(detector, *("abc" * 11)) == []
+    assert feed(detector, *"a") == [0]
 
 
 def test_no_gap_allowed_means_consecutive():
