@@ -85,7 +85,8 @@ def writes_it_in_many_ways(h: Notes, x: Tensor) -> Tensor:
     n = x.shape[0]
     h.text = str(n) + " of " + repr(n) + "{}" + f"{n:>5}{n!r:<6}{n:04}{{}}"
     h.text += "%s and %05d, %.1f" % (n, n + 1, n)  # noqa: UP031
-    h.length = (format(n), format(n, "+"), format(3, ">5"), "%d" % n, "{}|{}".format("a", n))  # noqa: UP031
+    h.text += "%d" % n  # noqa: UP031
+    h.length = (format(n), format(n, "+"), format(3, ">5"), "{}|{}".format("a", n), 3 * f"{n}")
     return x.sin() * n
 
 
@@ -138,6 +139,7 @@ def looks_for_a_part(h: Notes, x: Tensor) -> Tensor:
 
 def compares_it(h: Notes, x: Tensor) -> Tensor:
     text = f"{x.shape[0]}"
+    h.text = f"{x.shape[0]:{x.shape[0]}}"
     h.length = (text == "9", text in ("9", "10"), text in h.at, bool(text), text < "9", text[0], text * 2)
     return x.sin() * len(text)
 

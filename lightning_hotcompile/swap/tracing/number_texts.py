@@ -46,9 +46,13 @@ def texts_by_python() -> list[Override]:
     """
 
     def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
-        if not isinstance(tx.stack[-1], SymNodeVariable):
+        number = tx.stack[-1]
+        if not isinstance(number, SymNodeVariable):
             return prior(tx, spec, flags)
-        return tx.push(_formatted(tx.pop(), spec, _CONVERSION[flags & 3]))
+        if (found := _formatted(number, spec, _CONVERSION[flags & 3])) is None:
+            end_graph("format of a number", str(spec), _LATE)
+        tx.stack[-1] = found
+        return None
 
     def call(prior: Any, function: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         way = None if kwargs else _WAYS.get(function.fn)
@@ -105,6 +109,13 @@ class _Filled(VariableTracker):
     def __init__(self, text: Any, numbers: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.text, self.numbers = text, numbers
+
+    @property
+    def without_numbers(self) -> str | None:
+        """With something else in place of each number, or ``None`` where it is made of more."""
+        given = [self.numbers] if isinstance(self.numbers, SymNodeVariable) else self.numbers.items
+        known = _PLACE.sub(_NUMBER, self.text.value)
+        return known if "%" not in known and all(isinstance(n, SymNodeVariable) for n in given) else None
 
     def reconstruct(self, codegen: Any) -> None:
         """Called by Dynamo for the code that is run after the graph."""
@@ -166,6 +177,8 @@ def _joined(*texts: Any) -> Any:
 
 
 def _repeated(text: Any, times: Any) -> Any:
+    if isinstance(times, LateText):
+        text, times = times, text
     if not isinstance(text, LateText) or text.sym_kwargs:
         return None
     if not isinstance(times, ConstantVariable) or type(times.value) is not int:
@@ -178,8 +191,6 @@ def _filled(text: Any, numbers: Any) -> Any:
     if not _is_plain(text) or not any(isinstance(item, SymNodeVariable) for item in items):
         return None
     if not all(isinstance(item, (SymNodeVariable, ConstantVariable)) for item in items):
-        return None
-    if any(_is_plain(item) and _SLASH in item.value for item in items):
         return None
     for item in items:
         _refuse_computed(item)
@@ -223,11 +234,8 @@ def _without_numbers(text: LateText) -> str | None:
             known += _NUMBER
         elif _is_plain(value) and not spec:
             known += value.value
-        elif isinstance(value, _Filled) and not spec:
-            filled = _PLACE.sub(_NUMBER, value.text.value)
-            if "%" in filled:
-                return None
-            known += filled
+        elif isinstance(value, _Filled) and not spec and value.without_numbers is not None:
+            known += value.without_numbers
         else:
             return None
     return known
