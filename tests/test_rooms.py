@@ -144,6 +144,7 @@ PRIVATE_TORCH = {
     # How it takes random numbers, dicts and generators of Python's.
     "swap.tracing.python_state": {"torch._dynamo"},
     "swap.tracing.number_texts": {"torch._dynamo"},
+    "swap.tracing.compared_numbers": {"torch._dynamo"},
     "swap.tracing.moving_texts": {"torch._dynamo"},
     # Whether its profiler is at work.
     "capture.callback": {"_C", "_autograd", "_profiler_enabled"},

@@ -16,7 +16,7 @@ from typing import Any
 from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource, DictGetItemSource
+from torch._dynamo.source import AttrSource, DictGetItemSource, LocalCellSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVariable
 from torch._dynamo.variables.builder import VariableBuilder
@@ -120,7 +120,7 @@ def _longer(effects: Any) -> Iterator[tuple[Any, int]]:
 def _put(effects: Any) -> Iterator[tuple[Any, Any]]:
     """What the code puts in the place of something: as an attribute, or as an item of a dict."""
     for owner, attributes in effects.store_attr_mutations.items():
-        if owner.source is not None:
+        if owner.source is not None and not isinstance(owner.source, LocalCellSource):  # which has no name
             yield from ((AttrSource(owner.source, name), put) for name, put in attributes.items())
     for variable in effects._get_modified_vars():
         if isinstance(variable, ConstDictVariable) and variable.source is not None:

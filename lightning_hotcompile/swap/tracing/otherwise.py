@@ -10,6 +10,7 @@ from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
+from lightning_hotcompile.swap.tracing.compared_numbers import compared_like_python
 from lightning_hotcompile.swap.tracing.dynamic_dims import varies_everywhere
 from lightning_hotcompile.swap.tracing.fake_gradients import noted_fake_gradients
 from lightning_hotcompile.swap.tracing.filled_diagonals import filled_as_views
@@ -54,6 +55,7 @@ _LEFT = (
     texts_by_python,
     unknown_texts,
     made_like_others,
+    compared_like_python,
     filled_as_views,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""

@@ -1,0 +1,86 @@
+"""Numbers that vary are looked for, told apart and chosen as Python does it.
+
+Dynamo looks for a constant among the constants of a list only, so ``5 in self.steps`` is false where
+those vary (torch before 2.14), and so is ``4 in x.shape`` with a batch of any size. What a comparison
+of sizes has found is not ``True`` to it. And the largest of whole numbers and floats is a float.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch._dynamo import utils
+from torch._dynamo.variables import BaseListVariable, BuiltinVariable, ConstantVariable, lists
+from torch._dynamo.variables.tensor import SymNodeVariable
+
+from lightning_hotcompile.swap.tracing.overrides import Override
+
+_IS = (operator.is_, operator.is_not)
+_CHOOSE: dict[Any, Callable[[Any, Any], Any]] = {max: operator.gt, min: operator.lt}
+
+
+def compared_like_python() -> list[Override]:
+    """What Dynamo does otherwise: such numbers are compared at once, with a guard on the outcome."""
+
+    def contains(prior: Any, items: Any, search: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        items, sought = [item.realize() for item in items], search.realize()
+        if not (_is_number(sought) and any(isinstance(item, SymNodeVariable) for item in items)):
+            return prior(items, search, tx, *args, **kwargs)
+        are_numbers = (item for item in items if _is_number(item))
+        return ConstantVariable.create(any(_holds(tx, operator.eq, item, sought) for item in are_numbers))
+
+    def call(prior: Any, function: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if function.fn in _IS:
+            args = [_known(tx, arg) for arg in args]
+        elif function.fn in _CHOOSE and not kwargs and _are_mixed(numbers := _given(args)):
+            return _chosen(tx, _CHOOSE[function.fn], numbers)
+        return prior(function, tx, args, kwargs)
+
+    return [
+        *(Override(owner, "iter_contains", contains) for owner in (utils, lists)),
+        Override(BuiltinVariable, "call_function", call),
+    ]
+
+
+def _holds(tx: Any, comparison: Callable[[Any, Any], Any], *numbers: Any) -> bool:
+    outcome = _known(tx, BuiltinVariable(comparison).call_function(tx, list(numbers), {}))
+    return bool(outcome.as_python_constant())
+
+
+def _known(tx: Any, variable: Any) -> Any:
+    """What a comparison has found, with a guard on it."""
+    found = variable.realize()
+    if not isinstance(found, SymNodeVariable) or found.python_type() is not bool:
+        return variable
+    return ConstantVariable.create(found.evaluate_expr(tx.output))
+
+
+def _is_number(variable: Any) -> bool:
+    if isinstance(variable, SymNodeVariable):
+        return True
+    return isinstance(variable, ConstantVariable) and isinstance(variable.value, (int, float))
+
+
+def _given(args: Sequence[Any]) -> list[Any]:
+    found = [arg.realize() for arg in args]
+    if len(found) == 1:
+        return [item.realize() for item in found[0].items] if isinstance(found[0], BaseListVariable) else []
+    return found
+
+
+def _are_mixed(numbers: Sequence[Any]) -> bool:
+    """Whether they are whole ones and others, and some vary."""
+    if not (all(map(_is_number, numbers)) and any(isinstance(number, SymNodeVariable) for number in numbers)):
+        return False
+    return len({number.python_type() for number in numbers}) > 1
+
+
+def _chosen(tx: Any, is_better: Callable[[Any, Any], Any], numbers: Sequence[Any]) -> Any:
+    """The first of the best, as Python finds it."""
+    best, *others = numbers
+    for number in others:
+        if _holds(tx, is_better, number, best):
+            best = number
+    return best

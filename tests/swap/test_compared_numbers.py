@@ -1,0 +1,101 @@
+"""Numbers that vary, looked for in a list, told apart and chosen: as in eager."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.dynamo import compiling_allowed
+from tests.hot import Counting
+
+
+class Holds:
+    """Numbers that are others in each call."""
+
+    found: Any = None
+
+    def at(self, step: int) -> None:
+        self.steps = [step, step + 1]
+        self.pair = (step, step + 1)
+        self.latest = deque(self.steps)
+        self.rates = [step + 0.5, step - 0.5]
+        self.n, self.rate = step, step / 4
+
+
+def looks_in_lists(h: Holds, x: Tensor) -> Tensor:
+    h.found = 5 in h.steps, 5 in h.pair, 5 in h.latest, 2.5 in h.rates, 4.0 in h.steps, "5" in h.steps
+    return x.sin() * (2.0 if 4 not in h.steps else 3.0)
+
+
+def looks_in_a_shape(h: Holds, x: Tensor) -> Tensor:
+    h.found = (
+        4 in x.shape,
+        4 in [x.shape[0], 3],
+        x.shape[0] in [4, 9],
+        x.shape in [(4, 3)],
+        3 in tuple(x.shape),
+    )
+    return x.sin()
+
+
+def asks_whether_it_is_true(h: Holds, x: Tensor) -> Tensor:
+    h.found = (
+        (x.shape[0] > 4) is True,
+        (h.n > 3) is not False,
+        operator.is_(h.n == 2, True),
+        (h.rate > 0.5) is True,
+    )
+    return x.sin()
+
+
+def takes_the_largest(h: Holds, x: Tensor) -> Tensor:
+    h.found = (
+        max(3, h.rate),
+        max(h.n, 2.5),
+        min([h.n, 2.5]),
+        min(h.rate, 1),
+        max(h.n, 3.0),
+        max((1, h.rate, h.n)),
+    )
+    h.found += max(h.n, 3), min(h.rate, 0.5), max(h.rate, 0.5)
+    return x.sin() * max(1, h.rate)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "function", [looks_in_lists, looks_in_a_shape, asks_whether_it_is_true, takes_the_largest]
+)
+def test_it_is_as_in_eager(function: Callable[[Holds, Tensor], Tensor], dynamic: bool | None) -> None:
+    backend = Counting()
+    compiled = CompiledFunction(function, backend, dynamic=dynamic, fullgraph=False)
+    plain, ours = Holds(), Holds()
+    with compiling_allowed(suppress_errors=False):
+        for step in range(7):
+            plain.at(step)
+            ours.at(step)
+            x = torch.ones(2 + step, 3)
+            torch.testing.assert_close(compiled.compile(ours, x), function(plain, x))
+            assert repr(ours.found) == repr(plain.found)
+    assert backend.runs
+
+
+def test_a_number_that_is_looked_for_is_compiled_a_few_times() -> None:
+    """Once for each outcome, and not for each step."""
+    backend = Counting()
+
+    def function(h: Holds, x: Tensor) -> Tensor:
+        return x.cos() if 20 in h.steps else x.sin()
+
+    compiled, holds = CompiledFunction(function, backend, dynamic=None, fullgraph=True), Holds()
+    with compiling_allowed(suppress_errors=False):
+        for step in range(24):
+            holds.at(step)
+            torch.testing.assert_close(compiled.compile(holds, torch.ones(3)), function(holds, torch.ones(3)))
+    assert backend.graphs <= 4
