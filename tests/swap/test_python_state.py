@@ -413,6 +413,30 @@ def test_what_is_sorted_has_no_order_of_its_own() -> None:
     torch.testing.assert_close(in_one_graph(in_sorted_order, holder, x), in_sorted_order(holder, x))
 
 
+class Slots:
+    """Takes away from a set, which somebody else knows, too."""
+
+    def __init__(self) -> None:
+        self.free = self.known = {1, 2, 3, 4, 5}
+        self.n = 0
+
+
+def takes_one(slots: Slots, x: Tensor) -> Tensor:
+    slots.n += 1
+    slots.free -= {slots.n, 9}
+    return x * len(slots.free)
+
+
+def test_what_is_taken_from_a_set_is_gone() -> None:
+    compiled = CompiledFunction(takes_one, lambda graph, _: graph.forward, dynamic=None, fullgraph=False)
+    plain, ours, x = Slots(), Slots(), torch.ones(2)
+    with compiling_allowed(suppress_errors=False):
+        for _ in range(4):
+            torch.testing.assert_close(compiled.compile(ours, x), takes_one(plain, x))
+            assert ours.free == plain.free
+            assert ours.known is ours.free or TORCH < (2, 13)
+
+
 class KeyedByMethod:
     def __init__(self) -> None:
         self.by_method: dict[Any, float] = {}

@@ -73,6 +73,10 @@ def left_to_python() -> list[Override]:
             broken("order of a set", name, variable)
         return prior(variable, tx, name, *args, **kwargs)
 
+    def subtracted(prior: Any, variable: Any, tx: Any, other: Any) -> Any:
+        variable.should_reconstruct_all = True  # torch 2.13 and 2.14 write back what is new alone
+        return prior(variable, tx, other)
+
     def stored(prior: Any, effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(item, variables.UserDefinedClassVariable) and item.source is not None:
             broken("attribute of a class", name, item)
@@ -91,6 +95,7 @@ def left_to_python() -> list[Override]:
         Override(SideEffects, "_get_modified_vars", in_turn),
         Override(BuiltinVariable, "call_sorted", in_sorted_order),
         *(Override(kind, "call_method", set_method) for kind in _sets()),
+        *(Override(kind, "nb_inplace_subtract_impl", subtracted) for kind in _sets()),
         *(Override(kind, name, in_order) for kind in _sets() for name in _ITERATE),
     ]
     return [each for each in found if hasattr(each.owner, each.name)]  # torch 2.11 has no tp_iter_impl
