@@ -16,7 +16,12 @@ from typing import Any
 from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource, DictGetItemSource, LocalCellSource
+from torch._dynamo.source import (
+    AttrSource,
+    DictGetItemSource,
+    LocalCellSource,
+    TempLocalSource,
+)
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVariable
 from torch._dynamo.variables.builder import VariableBuilder
@@ -120,13 +125,20 @@ def _longer(effects: Any) -> Iterator[tuple[Any, int]]:
 def _put(effects: Any) -> Iterator[tuple[Any, Any]]:
     """What the code puts in the place of something: as an attribute, or as an item of a dict."""
     for owner, attributes in effects.store_attr_mutations.items():
-        if owner.source is not None and not isinstance(owner.source, LocalCellSource):  # which has no name
+        if _has_a_name(owner.source):
             yield from ((AttrSource(owner.source, name), put) for name, put in attributes.items())
     for variable in effects._get_modified_vars():
-        if isinstance(variable, ConstDictVariable) and variable.source is not None:
+        if isinstance(variable, ConstDictVariable) and _has_a_name(variable.source):
             for key, put in variable.items.items():
                 if key.vt.is_python_constant():
                     yield DictGetItemSource(variable.source, key.vt.as_python_constant()), put
+
+
+def _has_a_name(source: Any) -> bool:
+    """Not so a variable of a function around the code, and what the code has made itself."""
+    while isinstance(source, ChainedSource):
+        source = source.base
+    return source is not None and not isinstance(source, (LocalCellSource, TempLocalSource))
 
 
 def _is_on_the_stack(method: Any, source: Any) -> bool:
