@@ -128,10 +128,11 @@ def _put(effects: Any) -> Iterator[tuple[Any, Any]]:
         if _has_a_name(owner.source):
             yield from ((AttrSource(owner.source, name), put) for name, put in attributes.items())
     for variable in effects._get_modified_vars():
-        if isinstance(variable, ConstDictVariable) and _has_a_name(variable.source):
+        source: Any = variable.source
+        if isinstance(variable, ConstDictVariable) and _has_a_name(source):
             for key, put in variable.items.items():
                 if key.vt.is_python_constant():
-                    yield DictGetItemSource(variable.source, key.vt.as_python_constant()), put
+                    yield DictGetItemSource(source, key.vt.as_python_constant()), put
 
 
 def _has_a_name(source: Any) -> bool:
