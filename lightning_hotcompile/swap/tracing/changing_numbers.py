@@ -62,8 +62,8 @@ def computed_by_python() -> list[Override]:
 
     def method(prior: Any, variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:
         if name == "requires_grad_":
-            args = [_known(tx, arg) for arg in args]
-            kwargs = {key: _known(tx, arg) for key, arg in kwargs.items()}
+            args = [known(tx, arg) for arg in args]
+            kwargs = {key: known(tx, arg) for key, arg in kwargs.items()}
         return prior(variable, tx, name, args, kwargs)
 
     return [
@@ -86,7 +86,7 @@ def _is_symbol(variable: Any, kind: type = object) -> bool:
     return isinstance(found, SymNodeVariable) and issubclass(found.python_type(), kind)
 
 
-def _known(tx: Any, variable: Any) -> Any:
+def known(tx: Any, variable: Any) -> Any:
     """What a comparison has found, with a guard on it."""
     if not _is_symbol(variable, bool):
         return variable

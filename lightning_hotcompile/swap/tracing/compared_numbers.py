@@ -15,6 +15,7 @@ from torch._dynamo import utils
 from torch._dynamo.variables import BaseListVariable, BuiltinVariable, ConstantVariable, lists
 from torch._dynamo.variables.tensor import SymNodeVariable
 
+from lightning_hotcompile.swap.tracing.changing_numbers import known
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 _IS = (operator.is_, operator.is_not)
@@ -33,7 +34,7 @@ def compared_like_python() -> list[Override]:
 
     def call(prior: Any, function: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if function.fn in _IS:
-            args = [_known(tx, arg) for arg in args]
+            args = [known(tx, arg) for arg in args]
         elif function.fn in _CHOOSE and not kwargs and _are_mixed(numbers := _given(args)):
             return _chosen(tx, _CHOOSE[function.fn], numbers)
         return prior(function, tx, args, kwargs)
@@ -45,16 +46,8 @@ def compared_like_python() -> list[Override]:
 
 
 def _holds(tx: Any, comparison: Callable[[Any, Any], Any], *numbers: Any) -> bool:
-    outcome = _known(tx, BuiltinVariable(comparison).call_function(tx, list(numbers), {}))
+    outcome = known(tx, BuiltinVariable(comparison).call_function(tx, list(numbers), {}))
     return bool(outcome.as_python_constant())
-
-
-def _known(tx: Any, variable: Any) -> Any:
-    """What a comparison has found, with a guard on it."""
-    found = variable.realize()
-    if not isinstance(found, SymNodeVariable) or found.python_type() is not bool:
-        return variable
-    return ConstantVariable.create(found.evaluate_expr(tx.output))
 
 
 def _is_number(variable: Any) -> bool:
