@@ -29,6 +29,7 @@ from lightning_hotcompile.swap.tracing.optimizer_settings import as_they_are
 from lightning_hotcompile.swap.tracing.overrides import Override
 from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
+from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
 
 _LEFT = (
@@ -42,6 +43,7 @@ _LEFT = (
     as_they_are,
     asked_by_guards,
     called_as_scripted,
+    called_between_graphs,
     grow_in_python,
     computed_by_python,
     constants_if_needed,
