@@ -6,12 +6,14 @@ was left to eager, the layers around the recurrent one included. Traced, a layer
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from torch import nn
 from torch._dynamo import config
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.nn.utils import rnn
 
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
@@ -19,11 +21,13 @@ _KINDS = (nn.RNN, nn.LSTM, nn.GRU)
 
 _LEFT_TO_PYTHON = frozenset(
     found.__code__
-    for kind in _KINDS
-    for name in ("forward", "flatten_parameters")
-    if hasattr(found := getattr(kind, name), "__code__")
+    for owner, name in (
+        *itertools.product(_KINDS, ("forward", "flatten_parameters")),
+        *((rnn, name) for name in ("pack_padded_sequence", "pad_packed_sequence")),
+    )
+    if hasattr(found := getattr(owner, name), "__code__")
 )
-"""Code of theirs that is never traced."""
+"""Code of theirs that is never traced. What packs sequences reads their lengths; torch 2.11 fails on it."""
 
 
 def called_between_graphs() -> list[Override]:
@@ -40,7 +44,7 @@ def called_between_graphs() -> list[Override]:
             end_graph(
                 "recurrent layer",
                 f"{function}",
-                "Compiled, it would be unrolled over time; torch has kernels for all of it.",
+                "It is torch's own, and has kernels that a compiled one, unrolled over time, would not have.",
             )
         return prior(function)
 
