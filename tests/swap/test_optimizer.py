@@ -49,10 +49,11 @@ class Arm:
         backend: Any = "aot_eager",
         state: bool = True,
         suppress_errors: bool = False,
+        dtype: torch.dtype = torch.float32,
         **witness: Any,
     ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
         groups = [{"params": self.model[0].parameters(), "lr": 0.02}, {"params": self.model[2].parameters()}]
         self.optimizer: Optimizer = getattr(torch.optim, kind)(groups, lr=0.01, **SETTINGS.get(kind, {}))
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
@@ -73,7 +74,7 @@ class Arm:
         return SwappedOptimizer(region, self.gate, self.witness, optimizer=self.optimizer, dynamic=None)
 
     def loss(self) -> Tensor:
-        x = torch.randn(16, 4, generator=self.data)
+        x = torch.randn(16, 4, generator=self.data).to(self.model[0].weight.dtype)
         return (self.model(x) - x.sum(dim=1, keepdim=True)).square().mean()
 
     def step(self, lane: Lane | None = None) -> Any:
@@ -139,6 +140,19 @@ def test_also_the_very_first_step_may_be_compiled(kind: str) -> None:
     assert_equal_states(plain.state(), swapped.state())
     assert swapped.swapped.error is None
     assert swapped.witness.watch.total_runs > 0
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("kind", sorted(COMPILABLE - {"ASGD", "NAdam"}))  # more of their state is in 32 bit
+def test_updates_of_64_bit_have_all_digits_of_eager(kind: str, state: bool) -> None:
+    plain, swapped = (Arm(kind, compiled=c, state=state, dtype=torch.float64) for c in (False, True))
+    for _ in range(STEPS):
+        plain.step()
+        swapped.step()
+    for a, b in zip(plain.model.parameters(), swapped.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
+    assert_equal_states(plain.state(), swapped.state())
+    assert swapped.witness.watch.total_runs >= STEPS - 1, "eager makes the state of some"
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "RAdam"])

@@ -78,11 +78,11 @@ def test_an_optimizer_that_knows_no_capturable_is_left_alone() -> None:
 
 
 class TestStepCounts:
-    def optimizer(self, device: str = "meta") -> torch.optim.AdamW:
-        parameters = [nn.Parameter(torch.ones(2, device=device)) for _ in range(2)]
+    def optimizer(self, device: str = "meta", dtype: torch.dtype = torch.float32) -> torch.optim.AdamW:
+        parameters = [nn.Parameter(torch.ones(2, device=device, dtype=dtype)) for _ in range(2)]
         optimizer = torch.optim.AdamW(parameters)
         for parameter in parameters:
-            parameter.grad = torch.ones(2, device=device)
+            parameter.grad = torch.ones_like(parameter)
         optimizer.step()
         return optimizer
 
@@ -101,6 +101,15 @@ class TestStepCounts:
         counts.on_device()
         assert all(a is b for a, b in zip(self.steps(optimizer), then, strict=True))
         assert not counts.are_missing
+
+    def test_64_bit_parameters_are_counted_in_64_bit_meanwhile(self) -> None:
+        optimizer = self.optimizer("cpu", torch.float64)
+        eager, counts = self.steps(optimizer), StepCounts(optimizer)
+        counts.on_device()
+        assert [(step.dtype, step.item()) for step in self.steps(optimizer)] == [(torch.float64, 1.0)] * 2
+        counts.in_host_memory(counted=True)
+        assert all(a is b for a, b in zip(self.steps(optimizer), eager, strict=True))
+        assert [(step.dtype, step.item()) for step in eager] == [(torch.float32, 2.0)] * 2
 
     def test_there_and_back(self) -> None:
         optimizer = self.optimizer()

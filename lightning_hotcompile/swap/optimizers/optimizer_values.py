@@ -109,10 +109,10 @@ class Capturable:
 
 
 class _Count:
-    """How often one parameter was updated, once in host memory and once on the parameter's device."""
+    """How often one parameter was updated, once as eager has it and once like the parameter."""
 
-    def __init__(self, host: Tensor, device: torch.device) -> None:
-        self.on_device = torch.empty_like(host, device=device)
+    def __init__(self, host: Tensor, parameter: Tensor) -> None:
+        self.on_device = torch.empty_like(host, device=parameter.device, dtype=_dtype_of_count(parameter))
         self.host = host
         self._state: dict[str, Any] = {}
         self._seen: tuple[Tensor, int | None] | None = None
@@ -134,11 +134,27 @@ class _Count:
         self._seen = self.host, version_of(self.host)
 
 
-class StepCounts:
-    """Counts of updates on their parameters' device while a compiled step runs, in host memory otherwise.
+def _dtype_of_count(parameter: Tensor) -> torch.dtype:
+    """That in which compiled code computes with it: eager has a float of Python's, of 64 bits."""
+    return torch.float64 if parameter.dtype is torch.float64 else torch.float32
 
-    Two sets of tensors, so that neither way ever waits for the other: after a compiled step those in host
-    memory count on by themselves, as each of torch's optimizers does for a parameter that has a gradient.
+
+def _is_usual(parameter: Tensor) -> bool:
+    """Whether compiled code can count as eager does."""
+    return parameter.device.type == "cpu" and parameter.dtype is not torch.float64
+
+
+def _is_as_compiled_wants(count: Tensor, parameter: Tensor) -> bool:
+    return count.device == parameter.device and count.dtype is _dtype_of_count(parameter)
+
+
+class StepCounts:
+    """Counts of updates like their parameters while a compiled step runs, and as eager has them otherwise.
+
+    That is on their device, and in 64 bit where they are: in 32 bit ``1 - beta ** step``, by which an update
+    is divided, has seven digits. Two sets of tensors, so that neither way ever waits for the other: after a
+    compiled step those of eager count on by themselves, as each of torch's optimizers does for a parameter
+    that has a gradient.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -148,10 +164,10 @@ class StepCounts:
 
     @property
     def are_missing(self) -> bool:
-        """Whether a step would make counts on an accelerator: compiled, it would make them there for good."""
+        """Whether a step would make counts of another kind than eager's: compiled, it would for good."""
         state = self._optimizer.state
         return any(
-            parameter.grad is not None and parameter.device.type != "cpu" and not state.get(parameter)
+            parameter.grad is not None and not _is_usual(parameter) and not state.get(parameter)
             for group in self._optimizer.param_groups
             if not group.get("capturable", True)
             for parameter in group["params"]
@@ -161,14 +177,14 @@ class StepCounts:
         """Put them where their parameters are."""
         every = self._optimizer.state
         for parameter in (p for group in self._optimizer.param_groups for p in group["params"]):
-            if parameter.device.type == "cpu" or (state := every.get(parameter)) is None:
+            if _is_usual(parameter) or (state := every.get(parameter)) is None:
                 continue
             host = state.get("step")
-            if not isinstance(host, Tensor) or host.device.type != "cpu":
+            if not isinstance(host, Tensor) or host.device.type != "cpu" or host.dtype is torch.float64:
                 continue
             count = self._counts.get(parameter)
-            if count is None or count.on_device.device != parameter.device:
-                count = self._counts[parameter] = _Count(host, parameter.device)
+            if count is None or not _is_as_compiled_wants(count.on_device, parameter):
+                count = self._counts[parameter] = _Count(host, parameter)
             count.put(state, host)
             self._put.append((parameter, count))
 
