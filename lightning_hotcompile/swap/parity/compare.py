@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,9 @@ from lightning_hotcompile.swap.parity.difference import (
     same_kinds,
 )
 from lightning_hotcompile.swap.parity.masks import run_with_masks
+from lightning_hotcompile.swap.parity.strict import Strict, is_spoiled
 from lightning_hotcompile.swap.parity.trial import Trial
+from lightning_hotcompile.swap.parity.uncertain import is_as_uncertain
 from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
 
@@ -34,6 +35,8 @@ NOISE_FACTOR = 3.0
 """A graph with random numbers may differ from eager by so many times what two eager runs differ."""
 
 _SEEDS = (20_011, 20_021)
+
+_UNCERTAIN = "one is as near to eager as eager is to itself where its inputs differ in the last digit"
 
 _COPIES = 3.0
 """Sets of inputs that must fit into the free memory: two, and as much again for outputs and gradients."""
@@ -59,9 +62,10 @@ def compare(
 
     The rule is that of PyTorch's benchmarks (``torch._dynamo.utils.same``): close within a tolerance
     by dtype, else as near to a 64-bit run as eager is. What is small has to be close in proportion, too, see
-    :mod:`~lightning_hotcompile.swap.parity.proportion`. Gradients are taken with one random cotangent.
-    Both start from the same seed. Where they differ and two eager runs with other seeds differ as well,
-    the difference must be within that noise, and the two functions that ``neutral`` returns, the same
+    :mod:`~lightning_hotcompile.swap.parity.proportion`, and what hangs on the last digit as near as eager is
+    to itself, see :mod:`~lightning_hotcompile.swap.parity.uncertain`. Gradients are taken with one random
+    cotangent. Both start from the same seed. Where they differ and two eager runs with other seeds differ as
+    well, the difference must be within that noise, and the two functions that ``neutral`` returns, the same
     graph eager and compiled without its random numbers, must agree by the strict rule. With
     ``draws_as_eager`` both must have drawn as many numbers as well, since after one that was left out the
     next draws are others, and on a CPU nothing is held against noise: it hides that two changed places.
@@ -94,40 +98,6 @@ def compare(
 
 class _Raised(Exception):
     """Compiled code raised; the cause is what it raised."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Strict:
-    """What a run with the same seed said; tuples are as in :class:`Parity`."""
-
-    difference: float
-    share: float
-    """The largest difference as a share of the tensor that it is in; 0 where that decides nothing."""
-
-    kinds: bool
-    agrees: bool
-    as_many: bool
-    needed: tuple[int, ...]
-    uncounted: tuple[int, ...]
-    spoiled: bool
-    """Whether it writes to an input that its backward needs, and eager's needs it after the write or not at
-    all."""
-
-    sharing: tuple[int, ...]
-
-    @property
-    def why_not(self) -> str:
-        """In words."""
-        if not self.kinds:
-            return "has outputs or gradients of other shapes than eager, or more or fewer of them"
-        share = f", {self.share:.0%} of a tensor's size" if math.isfinite(self.share) and self.share else ""
-        return f"differs from eager by up to {self.difference:.3g}{share}"
-
-
-def _is_spoiled(first: Run, result: Run) -> bool:
-    """AOTAutograd saves an input as it was before the run, and writes to it at the end of the run."""
-    written = [i for i in result.saved if i in result.changed]
-    return any(i in first.changed or i not in first.saved for i in written)
 
 
 class _Comparison:
@@ -175,7 +145,7 @@ class _Comparison:
             if self._draws_as_eager and not found.as_many:  # if all else agrees, the next draw is another
                 return replace(learned, agrees=False, reason="does not draw as many random numbers as eager")
             if found.agrees:
-                return learned
+                return replace(learned, reason=_UNCERTAIN if found.uncertain else "")
             if self._draws_as_eager and first.on_cpu and found.kinds:
                 reason = f"differs by up to {found.difference:.3g} from eager with the same random numbers"
                 return replace(learned, agrees=False, reason=reason)
@@ -195,7 +165,7 @@ class _Comparison:
         """
         return first.several and not has_zero_gradients(self._trial.run(eager, _SEEDS[0], unused=True))
 
-    def _strictly(self, first: Run, eager: CompiledFn, compiled: CompiledFn) -> _Strict:
+    def _strictly(self, first: Run, eager: CompiledFn, compiled: CompiledFn) -> Strict:
         """Numbers that a GPU has drawn are not counted: kernels take more of them than they use."""
         with self._trial.held_put_back():
             try:
@@ -210,17 +180,20 @@ class _Comparison:
             if kinds and not agrees and self._draws_as_eager:
                 wide = run_with_masks(self._trial, eager, _SEEDS[0], first)
                 agrees = wide is not None and all_agree(first, result, lambda: wide)
+            uncertain = kinds and not agrees and is_as_uncertain(self._trial, eager, _SEEDS[0], first, result)
             as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
+            agrees = agrees or uncertain
             share = out_of_proportion(first, result, strict=True) if kinds and not agrees else 0.0
-        return _Strict(
+        return Strict(
             difference=difference,
             share=share,
             kinds=kinds,
             agrees=agrees,
+            uncertain=uncertain,
             as_many=as_many,
             needed=tuple(i for i in result.saved if i not in first.saved),
             uncounted=self._uncounted(first, result),
-            spoiled=result.by_compiler and _is_spoiled(first, result),
+            spoiled=result.by_compiler and is_spoiled(first, result),
             sharing=result.sharing,
         )
 
@@ -244,7 +217,7 @@ class _Comparison:
     def _within(
         self,
         noise: float,
-        found: _Strict,
+        found: Strict,
         learned: Parity,
         neutral: Callable[[], tuple[CompiledFn, CompiledFn]] | None,
     ) -> Parity:

@@ -191,6 +191,15 @@ def _each_agrees(
     return True
 
 
+def is_close(x: Tensor, y: Tensor, moved: float | None = None) -> bool:
+    """Whether two tensors agree by themselves, by numbers and in proportion.
+
+    ``moved`` is how far eager has moved the first one, if it is an input.
+    """
+    moves = None if moved is None else [moved]
+    return _agree(x, y, x, _by_dtype(x)) and not largest_share([x], [y], moved=moves, strict=True)
+
+
 def _agree(x: Tensor, y: Tensor, wide: Tensor, tolerance: float) -> bool:
     """PyTorch's rule for numbers, without the places of which it makes NaN; anything else has to be equal."""
     if not (x.is_floating_point() or x.is_complex()):
