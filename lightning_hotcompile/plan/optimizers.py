@@ -21,6 +21,9 @@ MAY_LIE_UNDER = "_hotcompile_may_lie_under"
 Who wraps it with ``functools.wraps`` copies the mark, but not the id.
 """
 
+_KEEP_32_BIT = frozenset(["ASGD", "NAdam"])
+"""Those that keep more than a count beside their parameters, in 32 bit whatever these have."""
+
 HAVE_FUSED = frozenset(["Adagrad", "Adam", "AdamW", "SGD"])
 """Optimizers of ``torch.optim`` with ``fused=True`` for the CPU."""
 
@@ -93,6 +96,10 @@ def why_not_compiled(optimizer: Any) -> str | None:
         return "it is differentiable"
     if any(p.is_sparse for group in groups for p in group["params"]):
         return "it has sparse parameters"
+    if kind.__name__ in _KEEP_32_BIT and any(p.dtype is torch.float64 for g in groups for p in g["params"]):
+        return (
+            "numbers of its state are in 32 bit, and compiled code computes updates of 64 bits from them so"
+        )
     if kind.__name__ == "NAdam" and any(_waits_for_host(group) for group in groups):
         return "a number of its state stays in host memory: NAdam(capturable=True) has it on the device"
     return None

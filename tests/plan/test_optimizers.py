@@ -44,6 +44,21 @@ def test_each_compilable_one_has_a_multi_tensor_step(name: str) -> None:
     assert "foreach" in CLASSES[name](parameters()).defaults
 
 
+@pytest.mark.parametrize("name", sorted(COMPILABLE))
+def test_with_64_bit_weights_those_stay_eager_that_keep_more_than_counts_in_32_bit(name: str) -> None:
+    weights = [nn.Parameter(torch.ones(2, dtype=torch.float64))]
+    reason = why_not_compiled(CLASSES[name](weights))
+    assert (reason is not None) == (name in ("ASGD", "NAdam"))
+    assert why_not_compiled(CLASSES[name](parameters())) is None
+    if reason is not None:
+        assert "in 32 bit" in reason
+        weights[0].grad = torch.ones_like(weights[0])
+        optimizer = CLASSES[name](weights)
+        optimizer.step()
+        kept = {k for k, v in optimizer.state[weights[0]].items() if v.dtype is torch.float32}
+        assert kept > {"step"}, "else it may be compiled"
+
+
 def test_a_fused_one_stays_eager() -> None:
     assert why_not_compiled(torch.optim.AdamW(parameters(), fused=True)) == "it is fused already"
 

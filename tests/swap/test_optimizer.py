@@ -143,7 +143,7 @@ def test_also_the_very_first_step_may_be_compiled(kind: str) -> None:
 
 
 @pytest.mark.parametrize("state", [True, False])
-@pytest.mark.parametrize("kind", sorted(COMPILABLE - {"ASGD", "NAdam"}))  # more of their state is in 32 bit
+@pytest.mark.parametrize("kind", sorted(COMPILABLE - {"ASGD", "NAdam"}))  # these stay eager
 def test_updates_of_64_bit_have_all_digits_of_eager(kind: str, state: bool) -> None:
     plain, swapped = (Arm(kind, compiled=c, state=state, dtype=torch.float64) for c in (False, True))
     for _ in range(STEPS):
