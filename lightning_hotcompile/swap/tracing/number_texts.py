@@ -23,7 +23,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
-_CONVERSION = {0: "", 1: "!s", 2: "!r", 3: "!a"}
+CONVERSIONS = {0: "", 1: "!s", 2: "!r", 3: "!a"}
 """By the lower bits of the instruction's argument."""
 
 _LATE = "It is known once the graph has run."
@@ -49,7 +49,7 @@ def texts_by_python() -> list[Override]:
         number = tx.stack[-1]
         if not isinstance(number, SymNodeVariable):
             return prior(tx, spec, flags)
-        if (found := _formatted(number, spec, _CONVERSION[flags & 3])) is None:
+        if (found := _formatted(number, spec, CONVERSIONS[flags & 3])) is None:
             end_graph("format of a number", str(spec), _LATE)
         tx.stack[-1] = found
         return None
@@ -135,11 +135,16 @@ def _formatted(value: Any, spec: Any, conversion: str = "") -> Any:
         return None
     if isinstance(value, SymNodeVariable):
         _refuse_computed(value)
-        given = f":{spec.value}" if spec is not None and spec.value else ""
-        return LateText("{" + conversion + given + "}", [value], {})
+        return text_of(value, spec, conversion)
     if isinstance(value, ConstantVariable):
         return ConstantVariable.create(format(value.value, "" if spec is None else spec.value))
     return None
+
+
+def text_of(number: VariableTracker, spec: Any, conversion: str = "") -> LateText:
+    """``format(number, spec)``; the number is one that is known after the graph."""
+    given = f":{spec.value}" if spec is not None and spec.value else ""
+    return LateText("{" + conversion + given + "}", [number], {})
 
 
 def _by_format(value: Any, spec: Any = None) -> Any:

@@ -20,6 +20,7 @@ from lightning_hotcompile.swap.tracing.higher_order import called_whole
 from lightning_hotcompile.swap.tracing.inference import entered_by_python
 from lightning_hotcompile.swap.tracing.kept_numbers import kept_by_python
 from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
+from lightning_hotcompile.swap.tracing.late_items import known_after_the_graph
 from lightning_hotcompile.swap.tracing.made_losses import made_like_others
 from lightning_hotcompile.swap.tracing.masked_values import chosen_by_where
 from lightning_hotcompile.swap.tracing.moving_texts import unknown_texts
@@ -59,6 +60,7 @@ _LEFT = (
     made_like_others,
     compared_like_python,
     filled_as_views,
+    known_after_the_graph,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
