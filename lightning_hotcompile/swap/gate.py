@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lightning_hotcompile.errors import first_line
+from lightning_hotcompile.errors import HotCompileError, first_line
 from lightning_hotcompile.swap.dynamo import cause_of, compiling_allowed
 from lightning_hotcompile.swap.own_thread import runs_backward
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
@@ -81,7 +81,10 @@ class Gate:
 
     def failed(self, error: BaseException) -> None:
         """Compiling failed, or what was compiled."""
-        self.failures.append(first_line(cause_of(error)))
+        cause = cause_of(error)
+        # Dynamo has its own error around one that is not: what this package has to say is a sentence already.
+        ours = cause.__context__ if isinstance(cause.__context__, HotCompileError) else None
+        self.failures.append(first_line(cause) if ours is None else str(ours).splitlines()[0])
 
     @property
     def breaks(self) -> tuple[GraphBreak, ...]:

@@ -120,3 +120,4 @@ def test_a_training_is_as_without_the_callback(model_class: type[Net], scope: st
     fit(model, [callback])
     assert_same(plain, model)
     assert [region for region in callback.report.regions if region.proven], callback.report.reason
+    assert "Error" not in callback.report.to_text(), "a reason is a sentence"
