@@ -46,6 +46,7 @@ class Action(enum.Enum):
 
     NONE = "none"
     PREWARM = "prewarm"
+    CANCEL = "cancel"
     INSTALL = "install"
     DROP_PART = "drop part"
     TAKE_OUT = "take out"
@@ -134,11 +135,12 @@ def _observing(state: State, facts: Facts) -> Transition:
 def _prewarming(state: State, facts: Facts) -> Transition:
     if facts.prewarm == "wanted":  # where the ranks have agreed on it, the one with a child begins now
         return Transition(state, Action.PREWARM)
+    dear = facts.decision  # the child may take longer than was expected, and more from the training
+    if dear is not None and not dear.go and not dear.wait:
+        action = Action.CANCEL if facts.prewarm == "running" else Action.NONE
+        return Transition(_to(state, Phase.DECLINED, dear.reason), action)
     if facts.prewarm in _WAITS:
         return Transition(state)
-    late = facts.decision  # the child may take longer than was expected
-    if late is not None and not late.go and not late.wait:
-        return Transition(_to(state, Phase.DECLINED, late.reason))
     return _begin_flip(state, state.reason)
 
 

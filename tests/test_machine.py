@@ -107,6 +107,14 @@ MOVES: list[tuple[str, State, Facts, Phase, Action, str]] = [
         "worth it",
     ),
     (
+        "the child is too dear",
+        state(Phase.PREWARMING),
+        Facts(prewarm="running", decision=NO_GO),
+        Phase.DECLINED,
+        Action.CANCEL,
+        NO_GO.reason,
+    ),
+    (
         "prewarmed too late",
         state(Phase.PREWARMING),
         Facts(prewarm="over", decision=NO_GO),

@@ -7,12 +7,16 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from statistics import median
 
 from lightning_hotcompile.receipt.report import PhaseStats
 from lightning_hotcompile.receipt.samples import StepSamples
 from lightning_hotcompile.watch.clock import StepTime
 from lightning_hotcompile.watch.stats import Summary, summarize
 from lightning_hotcompile.watch.step_record import PairedUnits, StepRecord
+
+_FEW = 16
+"""Steps beside a child process that say how fast they are."""
 
 
 def _window() -> deque[float]:
@@ -160,6 +164,12 @@ class Ledger:
     def _compiled_step_s(self) -> float | None:
         """The same of a compiled one."""
         return summarize(self._compiled).median if self._compiled else None
+
+    @property
+    def beside_child_s(self) -> float | None:
+        """Median of the last steps with fewer threads; ``None`` while there are few of them."""
+        last = self._slowed[-_FEW:]
+        return median(last) if len(last) == _FEW else None
 
     @property
     def eager_ms(self) -> Summary | None:

@@ -12,7 +12,7 @@ from lightning_hotcompile.run.memory import Memory
 from lightning_hotcompile.run.side_gains import SideGains
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
-from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.run.weighing_child import WeighingChild
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.inductor.paths import why_no_folder
 from lightning_hotcompile.swap.inductor.triton import why_no_kernels
@@ -58,7 +58,7 @@ class Judge:
         config: HotCompileConfig,
         flip: Flip,
         watch: StepWatch,
-        weighing: Weighing,
+        weighing: WeighingChild,
         stage: str,
         memory: Memory,
         side: SideGains,
@@ -86,8 +86,8 @@ class Judge:
         decision = self._decide(track) if hot and undecided else hopeless
         ahead = decision is not None and decision.go and not decision.inline
         prewarm = self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off"
-        if track.phase is Phase.PREWARMING and prewarm == "over" and self._trainer.world_size == 1:
-            decision = self._weighing.too_late(track)
+        if track.phase is Phase.PREWARMING:
+            decision = self._second_thought(track, prewarm, decision)
         return Facts(
             hot=hot or hopeless is not None,
             decision=decision,
@@ -102,6 +102,14 @@ class Judge:
             min_speedup=self._config.min_speedup,
             max_flips=self._config.max_flips,
         )
+
+    def _second_thought(self, track: Track, prewarm: str, first: Decision | None) -> Decision | None:
+        """The decision against a child process that has taken, or takes, more than was expected."""
+        if self._trainer.world_size > 1:  # one rank does not end what all wait for
+            return first if prewarm == "over" else None
+        if prewarm == "over":
+            return self._weighing.too_late(track)
+        return self._weighing.too_dear(track) if prewarm == "running" else None
 
     def _has_to_wait(self) -> bool:
         """For threads that the child of another stage has, or for a batch whose dimensions tell more."""

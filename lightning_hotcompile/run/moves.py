@@ -162,6 +162,8 @@ class Moves:
             self._memory.begin_compiling()
         if action is Action.PREWARM:
             self._flip.begin_prewarm()
+        elif action is Action.CANCEL:
+            self._flip.ahead.cancel()
         elif action is Action.INSTALL:
             self._flip.install(self._memory.eager_parts(track.signature, self._plan.name))
         elif action is Action.DROP_PART and before.trying is not None:

@@ -9,7 +9,7 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.moves import Moves
-from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.run.weighing_child import WeighingChild
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.watch.stats import Ratio
 from lightning_hotcompile.watch.step_record import PairedUnits
@@ -24,7 +24,7 @@ class Round:
 
     plan: CompilePlan
     flip: Flip
-    weighing: Weighing
+    weighing: WeighingChild
     judge: Judge
     moves: Moves
 

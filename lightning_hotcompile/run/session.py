@@ -30,7 +30,7 @@ from lightning_hotcompile.run.rounds import Rounds
 from lightning_hotcompile.run.side_gains import SideGains
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
-from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.run.weighing_child import WeighingChild
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.swap.shared import Shared
@@ -85,7 +85,7 @@ class Session:
             chosen = config if plan.mode is None else replace(config, mode=plan.mode)
             book, tell, watch = self.ledger, self.story, self.watch
             flip = Flip(trainer, module, chosen, plan, book, tell, now, shared=shared, child_limit_s=limit_s)
-            weighing = Weighing(trainer, chosen, plan, flip, watch, book, stage, memory)
+            weighing = WeighingChild(trainer, chosen, plan, flip, watch, book, stage, memory)
             judge = Judge(trainer, chosen, flip, watch, weighing, stage, memory, self.side, decision)
             moves = Moves(plan, judge, flip, watch, book, tell, memory, self._together)
             return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)

@@ -125,26 +125,6 @@ class Weighing:
             or_inline=self._config.prewarm is not True,
         )
 
-    def too_late(self, track: Track) -> Decision | None:
-        """The decision against a flip after a child process; ``None`` where it still pays.
-
-        What the child cost is spent: what is weighed is loading its code, or compiling where it made none.
-        """
-        step_s, prewarm = self._ledger.eager_step_s, self._flip.ahead.prewarm
-        left = self._left(step_s)
-        if not self._config.cost_gate or step_s is None or left is None or prewarm is None:
-            return None
-        expected = self._for_runs_to_come(track, self._assumed(self.known(track), step_s))
-        words = "no code yet"
-        if prewarm.has_compiled:
-            words = "its code is there"
-            load_s = WARM_SHARE * self._assumed(None, step_s).compile_s
-            expected = replace(expected, compile_s=min(expected.compile_s, load_s))
-        expected = replace(expected, share=self._watch.share_of(track))
-        decision = forecast(remaining_steps=left, step_s=step_s, expected=expected)
-        reason = f"too late after a child process, {words}: {decision.reason}"
-        return None if decision.go else replace(decision, reason=reason)
-
     def _for_runs_to_come(self, track: Track, expected: Expectation) -> Expectation:
         return replace(
             expected,

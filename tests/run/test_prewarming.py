@@ -630,6 +630,28 @@ def test_the_flip_finds_what_the_child_has_compiled(
     assert any("2 of 2 graphs compiled by a child process" in note for note in report.notes)
 
 
+def test_a_child_that_slows_training_more_than_it_saves_is_stopped(
+    scripted: type[Scripted], cheap_compiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripted, "looks", 10_000)
+    monkeypatch.setattr(scripted, "is_slowing", True)
+    monkeypatch.setattr(scripted, "elapsed_s", 3.0, raising=False)
+    plain, model, callback = seeded(Small), seeded(Small), hot(cost_gate=True, prewarm=True)
+
+    class Slow(pl.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            if callback.phase == "prewarming":
+                monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 100.0)
+                time.sleep(0.02)
+
+    fit(plain, max_epochs=6)
+    fit(model, [callback, Slow()], max_epochs=6)
+    assert callback.report.phase == "declined"
+    assert "stopped a child process that compiled for 3 s, since steps took" in callback.report.reason
+    assert scripted.made[-1].calls[-1] == "cancel"
+    assert_same(plain, model)
+
+
 @pytest.mark.parametrize(("has_compiled", "words"), [(True, "its code is there"), (False, "no code yet")])
 def test_a_child_that_took_too_long_is_weighed_again(
     scripted: type[Scripted],

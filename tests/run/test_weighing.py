@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from torch.utils.data import DataLoader
@@ -13,6 +13,7 @@ from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
 from lightning_hotcompile.plan.forecast import Decision, Expectation
 from lightning_hotcompile.run import weighing
 from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.run.weighing_child import WeighingChild
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
@@ -31,9 +32,12 @@ def twice_as_fast() -> Track:
     return Track(signature=signature, pairs=pairs)
 
 
-def weighs(**given: Any) -> Weighing:
+Kind = TypeVar("Kind", bound=Weighing)
+
+
+def weighs(kind: type[Kind] = Weighing, **given: Any) -> Kind:  # type: ignore[assignment]
     """Compiling takes 5 s, an eager step 10 ms, and half of that is saved."""
-    found = Weighing.__new__(Weighing)
+    found = kind.__new__(kind)
     facts = {"step_s": 0.01, "wait_s": 0.0, "share": 1.0, "cost_gate": True, "min_speedup": 1.02, **given}
     found._ledger = SimpleNamespace(  # type: ignore[assignment]
         eager_step_s=facts["step_s"], wait_s=facts["wait_s"]
@@ -100,9 +104,9 @@ def test_steps_of_two_kinds_in_turns_do_not_both_have_the_whole_run(monkeypatch:
 LEFT_AND_LATE = [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
 
 
-def after_a_child(*, has_compiled: bool, **given: Any) -> Weighing:
+def after_a_child(*, has_compiled: bool, **given: Any) -> WeighingChild:
     """Compiling takes 5 s by the prior, and half of each step is saved; nothing is known of other runs."""
-    found = weighs(**given)
+    found = weighs(WeighingChild, **given)
     found._flip = SimpleNamespace(  # type: ignore[assignment]
         ahead=SimpleNamespace(prewarm=SimpleNamespace(has_compiled=has_compiled))
     )
@@ -131,6 +135,49 @@ def test_after_a_child_a_kind_of_step_has_its_share_of_what_is_left(monkeypatch:
     decision = after_a_child(has_compiled=True, share=0.5).too_late(twice_as_fast())
     assert decision is not None
     assert "100 steps of this kind, 10 ms each, are left" in decision.reason
+
+
+def beside_a_child(*, beside_s: float | None, elapsed_s: float = 1.0, **given: Any) -> WeighingChild:
+    """The same, with a child that is expected to take 4 s."""
+    found = after_a_child(has_compiled=False, **given)
+    found._ledger.beside_child_s = beside_s  # type: ignore[misc]
+    child = SimpleNamespace(is_slowing=given.get("is_slowing", True), elapsed_s=elapsed_s)
+    found._flip = SimpleNamespace(ahead=SimpleNamespace(prewarm=child, crowding=1.5))  # type: ignore[assignment]
+    found._memory.child_s = lambda *_: 4.0  # type: ignore[method-assign]
+    found._watch.op_statistics = None  # type: ignore[misc]
+    return found
+
+
+def second_thought(weighing: WeighingChild) -> Decision | None:
+    answers = [weighing.too_dear(twice_as_fast()) for _ in range(32)]
+    assert not any(answers[:15]), "asked now and then only"
+    return next(filter(None, answers), None)
+
+
+# Of 9 s 3 are over with the child: the rest saves 3 s; loading takes 0.75 s, and a compile in the step 5 s.
+@pytest.mark.parametrize(
+    ("beside_s", "left", "dear"),
+    [(0.011, 900, False), (0.1, 900, True), (0.1, 4000, False), (None, 900, False), (0.1, None, False)],
+)
+def test_a_child_is_stopped_if_training_falls_behind_by_more_than_is_saved(
+    beside_s: float | None, left: int | None, dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: left)
+    decision = second_thought(beside_a_child(beside_s=beside_s))
+    assert (decision is not None) is dear
+    if decision is not None:
+        assert not decision.go
+        assert "since steps took 100 ms beside it: not worth it: 900 steps" in decision.reason
+    for given in ({"cost_gate": False}, {"step_s": None}, {"is_slowing": False}):
+        assert second_thought(beside_a_child(beside_s=beside_s, **given)) is None
+
+
+@pytest.mark.parametrize(("elapsed_s", "dear"), [(1.0, True), (3.5, False), (20.0, True)])
+def test_what_a_child_has_cost_is_spent_and_one_that_is_overdue_is_not_soon_over(
+    elapsed_s: float, dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "remaining_batches", lambda *_: 900)
+    assert (second_thought(beside_a_child(beside_s=0.1, elapsed_s=elapsed_s)) is not None) is dear
 
 
 @pytest.mark.parametrize(("left", "late"), [(1001, False), (999, True)])

@@ -119,6 +119,11 @@ class PrewarmRun:
             self._fewer.end()
         return self._over
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the child was started, until it was over."""
+        return self._child.poll().seconds
+
     def in_words(self) -> str:
         """How it went, for a receipt."""
         if self._graphs == 0:
