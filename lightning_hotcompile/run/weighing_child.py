@@ -33,8 +33,8 @@ class WeighingChild(Weighing):
         left = self._left(step_s)
         if left is None or prewarm is None or not prewarm.is_slowing:
             return None
-        around, elapsed_s = self._flip.ahead.crowding, prewarm.elapsed_s
-        whole_s = self._memory.child_s(self._plan, around, self._watch.op_statistics)
+        crowding, elapsed_s = self._flip.ahead.crowding, prewarm.elapsed_s
+        whole_s = self._memory.child_s(self._plan, crowding, self._watch.op_statistics)
         child = Child(
             seconds=max(whole_s - elapsed_s, _OVERDUE * elapsed_s), slowed=max(0.0, 1 - step_s / beside_s)
         )

@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -110,6 +111,19 @@ class TestStepCounts:
         counts.in_host_memory(counted=True)
         assert all(a is b for a, b in zip(self.steps(optimizer), eager, strict=True))
         assert [(step.dtype, step.item()) for step in eager] == [(torch.float32, 2.0)] * 2
+
+    @pytest.mark.parametrize("device", ["cpu", "meta"])
+    def test_where_eager_counts_in_64_bit_so_does_compiled_code(self, device: str) -> None:
+        torch.set_default_dtype(torch.float64)
+        try:
+            optimizer = self.optimizer(device, torch.float64)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        eager, counts = self.steps(optimizer), StepCounts(optimizer)
+        counts.on_device()
+        assert [step.dtype for step in (*eager, *self.steps(optimizer))] == [torch.float64] * 4
+        assert all(step.device.type == device for step in self.steps(optimizer))
+        counts.in_host_memory(counted=False)
 
     def test_there_and_back(self) -> None:
         optimizer = self.optimizer()

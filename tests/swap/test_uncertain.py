@@ -88,6 +88,16 @@ def test_what_is_wrong_is_found_all_the_same(wrong: Callable[..., Outputs]) -> N
     assert compare(hardest, wrong, alike()).failed
 
 
+def test_an_index_that_is_the_same_is_close_though_eagers_own_moves() -> None:
+    def with_index(rows: Tensor, other: Tensor, mean: Tensor) -> Outputs:
+        return (*hardest(rows, other, mean), one_by_one(rows).argmax())
+
+    def another(rows: Tensor, other: Tensor, mean: Tensor) -> Outputs:
+        return (*other_way_round(rows, other, mean), one_by_one(rows).argmax())
+
+    assert compare(with_index, another, alike()).agrees
+
+
 def test_an_index_has_no_last_digit() -> None:
     def chosen(rows: Tensor, other: Tensor, mean: Tensor) -> tuple[Any, ...]:
         return (one_by_one(rows).argmax(), other.square())

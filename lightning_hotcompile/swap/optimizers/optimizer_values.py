@@ -111,8 +111,8 @@ class Capturable:
 class _Count:
     """How often one parameter was updated, once as eager has it and once like the parameter."""
 
-    def __init__(self, host: Tensor, parameter: Tensor) -> None:
-        self.on_device = torch.empty_like(host, device=parameter.device, dtype=_dtype_of_count(parameter))
+    def __init__(self, host: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+        self.on_device = torch.empty_like(host, device=device, dtype=dtype)
         self.host = host
         self._state: dict[str, Any] = {}
         self._seen: tuple[Tensor, int | None] | None = None
@@ -134,18 +134,9 @@ class _Count:
         self._seen = self.host, version_of(self.host)
 
 
-def _dtype_of_count(parameter: Tensor) -> torch.dtype:
-    """That in which compiled code computes with it: eager has a float of Python's, of 64 bits."""
-    return torch.float64 if parameter.dtype is torch.float64 else torch.float32
-
-
 def _is_usual(parameter: Tensor) -> bool:
     """Whether compiled code can count as eager does."""
     return parameter.device.type == "cpu" and parameter.dtype is not torch.float64
-
-
-def _is_as_compiled_wants(count: Tensor, parameter: Tensor) -> bool:
-    return count.device == parameter.device and count.dtype is _dtype_of_count(parameter)
 
 
 class StepCounts:
@@ -180,11 +171,15 @@ class StepCounts:
             if _is_usual(parameter) or (state := every.get(parameter)) is None:
                 continue
             host = state.get("step")
-            if not isinstance(host, Tensor) or host.device.type != "cpu" or host.dtype is torch.float64:
+            if not isinstance(host, Tensor) or host.device.type != "cpu":
                 continue
+            device, wide = parameter.device, parameter.dtype is torch.float64
+            dtype = torch.float64 if wide else host.dtype
+            if (host.device, host.dtype) == (device, dtype):
+                continue  # the default dtype is of 64 bits
             count = self._counts.get(parameter)
-            if count is None or not _is_as_compiled_wants(count.on_device, parameter):
-                count = self._counts[parameter] = _Count(host, parameter)
+            if count is None or (count.on_device.device, count.on_device.dtype) != (device, dtype):
+                count = self._counts[parameter] = _Count(host, device, dtype)
             count.put(state, host)
             self._put.append((parameter, count))
 
