@@ -92,7 +92,7 @@ def as_text(kept: Kept, x: Tensor) -> Tensor:
         texts.append(f"{name}: {number:.3f}" if isinstance(number, float) else f"{name}={number!r}")
         texts.append(str(number) + "; " + repr(number) + format(number, ">8"))
         texts.append("{}: {}".format(name, number))  # noqa: UP032
-    kept.found = ", ".join(texts)
+    kept.found = texts
     return x.cos()
 
 
