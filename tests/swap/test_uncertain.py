@@ -119,6 +119,22 @@ def test_where_nothing_hangs_on_the_last_digit_an_error_stays_one() -> None:
     assert compare(hardest, second, far_apart).failed
 
 
+def test_other_random_numbers_are_no_reason_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("eager was asked once more")
+
+    monkeypatch.setattr(uncertain, "_nudged", never)
+
+    def noisy(x: Tensor) -> Outputs:
+        return (x + torch.randn(3),)
+
+    def with_others(x: Tensor) -> Outputs:
+        torch.randn(1)
+        return noisy(x)
+
+    assert "AssertionError" not in compare(noisy, with_others, [torch.ones(3)]).reason
+
+
 def test_what_an_optimizer_holds_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("eager was asked once more")

@@ -165,7 +165,7 @@ class StepCounts:
         )
 
     def on_device(self) -> None:
-        """Put them where their parameters are."""
+        """Put them where their parameters are, and in 64 bit where these are."""
         every = self._optimizer.state
         for parameter in (p for group in self._optimizer.param_groups for p in group["params"]):
             if _is_usual(parameter) or (state := every.get(parameter)) is None:

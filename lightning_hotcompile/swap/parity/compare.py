@@ -180,7 +180,9 @@ class _Comparison:
             if kinds and not agrees and self._draws_as_eager:
                 wide = run_with_masks(self._trial, eager, _SEEDS[0], first)
                 agrees = wide is not None and all_agree(first, result, lambda: wide)
-            uncertain = kinds and not agrees and is_as_uncertain(self._trial, eager, _SEEDS[0], first, result)
+            alike = self._draws_as_eager or not first.random  # other numbers than eager's say nothing
+            asked = kinds and not agrees and alike
+            uncertain = asked and is_as_uncertain(self._trial, eager, _SEEDS[0], first, result)
             as_many = first.drawn is None or result.drawn is None or torch.equal(first.drawn, result.drawn)
             agrees = agrees or uncertain
             share = out_of_proportion(first, result, strict=True) if kinds and not agrees else 0.0
