@@ -82,9 +82,10 @@ class Gate:
     def failed(self, error: BaseException) -> None:
         """Compiling failed, or what was compiled."""
         cause = cause_of(error)
-        # Dynamo has its own error around one that is not: what this package has to say is a sentence already.
-        ours = cause.__context__ if isinstance(cause.__context__, HotCompileError) else None
-        self.failures.append(first_line(cause) if ours is None else str(ours).splitlines()[0])
+        said = str(cause.__context__).partition("\n")[0]
+        # Dynamo has its own error around one of this package, which is a sentence already.
+        is_ours = isinstance(cause.__context__, HotCompileError) and said in str(cause)
+        self.failures.append(said if is_ours else first_line(cause))
 
     @property
     def breaks(self) -> tuple[GraphBreak, ...]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch._dynamo
 
+from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.swap.gate import Gate, Lane
 
 DYNAMO_LOG = logging.getLogger("torch._dynamo.convert_frame")
@@ -102,3 +103,16 @@ def test_a_frame_that_fails_is_told_and_runs_eagerly() -> None:
         gate.close()
     assert gate.failures == ["RuntimeError: not today"]
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_reason_of_this_package_is_told_only_where_an_error_was_put_around_it(wrapped: bool) -> None:
+    gate = Gate()
+    try:
+        try:
+            raise HotCompileError("the step does not fit\nfrom user code: ...")
+        except HotCompileError as error:
+            raise RuntimeError(f"HotCompileError: {error}" if wrapped else "another thing") from None
+    except RuntimeError as error:
+        gate.failed(error)
+    assert gate.failures == ["the step does not fit" if wrapped else "RuntimeError: another thing"]
