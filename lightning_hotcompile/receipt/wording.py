@@ -133,6 +133,8 @@ def _decided(report: Report) -> str:
     reason = one_line(report.reason)
     if report.phase in ("declined", "reverted"):
         return f"{report.phase}, {'stayed' if report.phase == 'declined' else 'back to'} eager: {reason}"
+    if report.phase == "prewarming":
+        return f"prewarming, eager so far, while a child process compiles: {reason}"
     return f"{report.phase}: {reason}" + ("" if report.compile_s > 0 else "; nothing was compiled")
 
 

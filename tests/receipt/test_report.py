@@ -157,6 +157,10 @@ class TestHeadline:
             (DECLINED, "declined, stayed eager: 40 steps remain"),
             (BARE, "observing: no step came back 10 times in a row; nothing was compiled"),
             (
+                dataclasses.replace(BARE, phase="prewarming", reason="worth it: 900 steps are left"),
+                "prewarming, eager so far, while a child process compiles: worth it: 900 steps are left",
+            ),
+            (
                 NOT_FINITE,
                 "steady: speed-up not measured, saving not measured after 12.3 s of compiling; "
                 "break-even not measured",
