@@ -136,6 +136,7 @@ PRIVATE_TORCH = {
     "swap.inductor.loops": {"torch._inductor"},
     # Which memory layout its code has for convolutions.
     "swap.inductor.conv_layout": {"torch._inductor"},
+    "swap.inductor.conv_gradients": {"torch._inductor"},
     # How Dynamo stands in for a call of numpy's.
     "swap.tracing.numpy_calls": {"torch._dynamo"},
     "swap.tracing.numpy_numbers": {"torch._dynamo"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from lightning_hotcompile.swap.inductor.conv_gradients import KeepsLayouts
 from lightning_hotcompile.swap.inductor.draw_order import DrawsInOrder
 from lightning_hotcompile.swap.inductor.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.inductor.dropout_masks import DropoutMasks
@@ -23,6 +24,7 @@ def compiler_ways() -> tuple[AbstractContextManager[object], ...]:
         DrawsInOrder(),
         KeepsDependencies(),
         KeepsRowsApart(),
+        KeepsLayouts(),
         DropoutMasks(),
         ProbesAsNeeded(),
         WholeFiles(),
