@@ -31,6 +31,7 @@ class Images(Net):
             nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
             for _ in range(3)
         )
+        self.depthwise = nn.Conv2d(16, 16, 5, padding=2, groups=16)
         self.point = nn.Conv2d(16, 16, 1)
 
     def on_fit_start(self) -> None:
@@ -40,7 +41,7 @@ class Images(Net):
         x = self.stem(x.contiguous(memory_format=LAST))
         for block in self.body:
             x = block(x) + x
-        return self.head(self.point(x).mean((2, 3)))
+        return self.head(self.point(self.depthwise(x)).mean((2, 3)))
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9)
