@@ -172,6 +172,7 @@ PRIVATE_TORCH = {
     "swap.tracing.late_items": {"torch._dynamo"},
     "swap.tracing.made_losses": {"torch._dynamo"},
     "swap.tracing.filled_diagonals": {"torch._dynamo"},
+    "swap.tracing.same_data": {"torch._dynamo", "_cdata"},
     # What it knows of numbers in a tensor.
     "swap.tracing.arange_lists": {"torch._dynamo"},
     # How it takes numbers that change.

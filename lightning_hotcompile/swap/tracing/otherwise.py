@@ -31,6 +31,7 @@ from lightning_hotcompile.swap.tracing.overrides import Override
 from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
+from lightning_hotcompile.swap.tracing.same_data import not_set_to_themselves
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
 
 _LEFT = (
@@ -58,6 +59,7 @@ _LEFT = (
     texts_by_python,
     unknown_texts,
     made_like_others,
+    not_set_to_themselves,
     compared_like_python,
     filled_as_views,
     known_after_the_graph,
