@@ -233,6 +233,20 @@ def test_what_a_backward_keeps_where_a_replaced_input_has_been_is_not_that_input
     assert not any(freed)
 
 
+def test_what_only_an_index_is_made_of_needs_no_input() -> None:
+    """The codebook of a VQ-VAE, which it follows the batches with: the nearest code has no backward."""
+
+    def eager(codes: Tensor, x: Tensor) -> tuple[Tensor]:
+        nearest = (x @ codes).exp().argmax(1)
+        found = codes.detach()[nearest]
+        codes.data.lerp_(x.detach(), 0.1)
+        return ((x - found).square().mean(),)
+
+    inputs = [torch.randn(8, 8), torch.randn(8, 8).requires_grad_()]
+    parity = compare(eager, eager, inputs, behind_autograd=(0,))
+    assert (parity.agrees, parity.hidden) == (True, ())
+
+
 class Gate(Net):
     """What the loss has used is held in its range in the same step: compiled code would need it as it was."""
 

@@ -178,10 +178,13 @@ class Trial:
 
 
 class _Saved:
-    """A tensor that a backward keeps: it is there as long as that is."""
+    """A tensor that a backward keeps: it is there as long as that is.
+
+    With its own backward an output (of ``exp``) would keep itself, and all that led to it.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
 
     def unpacked(self) -> Tensor:
         return self.tensor
