@@ -175,6 +175,7 @@ PRIVATE_TORCH = {
     "swap.tracing.same_data": {"torch._dynamo", "_cdata"},
     # What it knows of numbers in a tensor.
     "swap.tracing.arange_lists": {"torch._dynamo"},
+    "swap.tracing.buffer_flags": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {

@@ -6,6 +6,7 @@ from lightning_hotcompile.swap.tracing.added_guards import guarded_too
 from lightning_hotcompile.swap.tracing.arange_lists import known_in_advance
 from lightning_hotcompile.swap.tracing.arrays_copied import copied_silently
 from lightning_hotcompile.swap.tracing.broadcast_sizes import sizes_in_python
+from lightning_hotcompile.swap.tracing.buffer_flags import known_from_buffers
 from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
@@ -63,6 +64,7 @@ _LEFT = (
     compared_like_python,
     filled_as_views,
     known_after_the_graph,
+    known_from_buffers,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
