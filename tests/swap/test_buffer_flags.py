@@ -122,6 +122,20 @@ def test_a_flag_that_the_step_has_changed_is_asked_anew() -> None:
     assert_same(plain, model, tolerance=0.0)
 
 
+class Absent(Norm):
+    """Is there or not, whatever is in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.initted is None else x * self.scale
+
+
+def test_whether_a_buffer_is_there_asks_for_no_number() -> None:
+    callback = hot(**STEP)
+    fit(seeded(lambda: Model(Absent, lambda: torch.tensor(True), again=True)), [callback])
+    assert_proven(callback.report)
+    assert callback.report.recompiles == 0
+
+
 class Counts(Norm):
     """Counts its steps, and asks for the number."""
 

@@ -7,6 +7,7 @@ to eager. So the branch is traced that the step takes, and a guard looks before 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch._dynamo.variables import ConstantVariable, TensorVariable
 
 from lightning_hotcompile.swap.tracing.overrides import Override
 
-_BRANCHES = ("POP_JUMP_", "UNARY_NOT")
+_ASKS = re.compile("POP_JUMP_.*IF_(TRUE|FALSE)|UNARY_NOT")
 """Instructions that ask for the truth of a value, and leave nothing of it on the stack."""
 
 _FLAGS = (torch.bool, torch.uint8)
@@ -31,7 +32,7 @@ def known_from_buffers() -> list[Override]:
 
     def next_instruction(prior: Any, tx: Any, instruction: Any) -> Any:
         prior(tx, instruction)
-        if instruction.opname.startswith(_BRANCHES) and tx.stack:
+        if tx.stack and _ASKS.fullmatch(instruction.opname):
             known = _known(tx, tx.stack[-1], bool)
             tx.stack[-1] = tx.stack[-1] if known is None else known
 
