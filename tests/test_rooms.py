@@ -173,8 +173,10 @@ PRIVATE_TORCH = {
     "swap.tracing.late_items": {"torch._dynamo"},
     "swap.tracing.made_losses": {"torch._dynamo"},
     "swap.tracing.filled_diagonals": {"torch._dynamo"},
+    "swap.tracing.same_data": {"torch._dynamo", "_cdata"},
     # What it knows of numbers in a tensor.
     "swap.tracing.arange_lists": {"torch._dynamo"},
+    "swap.tracing.buffer_flags": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -197,6 +198,33 @@ def measured(kept: Kept, x: Tensor) -> Tensor:
     return torch.stack(parts).sum() * x.cos()
 
 
+def parts_by(kept: Kept, x: Tensor, find: Callable[[list[Tensor], int], Any]) -> Tensor:
+    parts = [x * n for n in range(1, 5)]
+    for bound in (0.2, 0.5):
+        kept.found = find(parts, (x > bound).sum().item() % 3)
+    return torch.stack(parts).sum(0)
+
+
+def indexed(kept: Kept, x: Tensor) -> Tensor:
+    return parts_by(kept, x, lambda parts, n: parts[n]).cos()
+
+
+def sliced(kept: Kept, x: Tensor) -> Tensor:
+    return parts_by(kept, x, lambda parts, n: parts[1 : n + 2]).cos()
+
+
+def placed(kept: Kept, x: Tensor) -> Tensor:
+    return parts_by(kept, x, lambda parts, n: operator.setitem(parts, n, x)).cos()
+
+
+def removed(kept: Kept, x: Tensor) -> Tensor:
+    return parts_by(kept, x, lambda parts, n: operator.delitem(parts, slice(n, n + 1))).cos()
+
+
+FINDING = [indexed, sliced, placed, removed]
+"""Functions that go on in a graph after what Python has to do for them."""
+
+
 def of_what_comes_in(kept: Kept, x: Tensor) -> Tensor:
     kept.found = [part.item() for part in x.flatten()[:3]] + [kept.total.item() for _ in range(2)]
     kept.total += 1
@@ -241,6 +269,14 @@ def test_python_has_them_after_the_graph(function: Callable[[Kept, Tensor], Tens
 @pytest.mark.parametrize("function", OTHERS)
 def test_what_has_to_know_them_is_pythons(function: Callable[[Kept, Tensor], Tensor]) -> None:
     assert_as_eager(function, Counting())
+
+
+@pytest.mark.parametrize("function", FINDING)
+def test_what_they_find_in_a_list_is_pythons(function: Callable[[Kept, Tensor], Tensor]) -> None:
+    backend = Counting()
+    breaks = assert_as_eager(function, backend)
+    assert breaks
+    assert backend.graphs >= 1
 
 
 def test_outside_of_a_loop_they_end_the_graph_as_ever() -> None:

@@ -137,6 +137,13 @@ def own_generator_of_a_step(h: Holder, x: Tensor) -> Tensor:
     return x * random.Random(3).random()
 
 
+def own_generator_with_another_seed_each_time(h: Holder, x: Tensor) -> Tensor:
+    h.n += 1
+    x = x.sin()
+    rng = random.Random(h.n)
+    return x * rng.random() + rng.randrange(5)
+
+
 def last_item(h: Holder, x: Tensor) -> Tensor:
     name, value = h.plain.popitem()
     h.plain = {name: value, **h.plain}
@@ -580,6 +587,14 @@ def test_what_the_step_makes_is_compared_in_the_graph(make: Callable[[], Any]) -
 
 def test_a_method_and_something_else_break_no_graph() -> None:
     assert in_one_graph(a_method_and_no_mark, Holder(), torch.ones(2, 8)).sum() == 32
+
+
+def test_a_generator_without_a_seed_draws_other_numbers_each_time() -> None:
+    def drawn(_: None, x: Tensor) -> Tensor:
+        return x.sin() * random.Random().random()
+
+    compiled = in_compiled_code(drawn, lambda graph, _: graph.forward)
+    assert len({compiled(None, torch.ones(1)).item() for _ in range(CALLS)}) == CALLS
 
 
 def test_what_the_user_compiles_is_left_as_it_is() -> None:

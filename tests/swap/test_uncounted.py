@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from lightning_hotcompile.swap.graphs.uncounted import HiddenWrites, not_counting, written_behind_autograd
@@ -213,6 +214,37 @@ def test_noise_that_replaces_data() -> None:
     assert_same(plain, model, tolerance=1e-6)
     assert not callback.report.regions[0].proven
     assert "its backward needs an input whose .data it replaces" in callback.report.reason
+
+
+def test_what_a_backward_keeps_where_a_replaced_input_has_been_is_not_that_input() -> None:
+    """The target of BYOL is replaced at the start of a step: its memory is free again for activations."""
+    freed = []
+
+    def eager(target: Tensor, x: Tensor) -> tuple[Tensor]:
+        memory = StorageWeakRef(target.untyped_storage())
+        target.data = target.data * 0.9
+        freed.append(memory.expired())  # then the next line may be given this memory
+        return (x.exp(),)
+
+    inputs = [torch.ones(8, 8), torch.zeros(8, 8).requires_grad_()]
+    parity = compare(eager, eager, inputs, behind_autograd=(0,))
+    assert parity.agrees, parity
+    assert parity.hidden == ()
+    assert not any(freed)
+
+
+def test_what_only_an_index_is_made_of_needs_no_input() -> None:
+    """The codebook of a VQ-VAE, which it follows the batches with: the nearest code has no backward."""
+
+    def eager(codes: Tensor, x: Tensor) -> tuple[Tensor]:
+        nearest = (x @ codes).exp().argmax(1)
+        found = codes.detach()[nearest]
+        codes.data.lerp_(x.detach(), 0.1)
+        return ((x - found).square().mean(),)
+
+    inputs = [torch.randn(8, 8), torch.randn(8, 8).requires_grad_()]
+    parity = compare(eager, eager, inputs, behind_autograd=(0,))
+    assert (parity.agrees, parity.hidden) == (True, ())
 
 
 class Gate(Net):

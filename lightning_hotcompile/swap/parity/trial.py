@@ -90,6 +90,7 @@ class Trial:
         leaves = [*to_inputs.values(), *(t for t in held if t.requires_grad)]
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
         places = [{_memory_of(t)} if isinstance(t, Tensor) else set[int]() for t in clones]
+        in_use = [t.untyped_storage() for t, there in zip(clones, places, strict=True) if any(there)]
         kept = weakref.WeakSet[_Saved]()
         counted = {i: t for i, t in enumerate(clones) if isinstance(t, Tensor) and not t.requires_grad}
         at_last_save = {i: _version(t) for i, t in counted.items()}
@@ -103,6 +104,7 @@ class Trial:
             outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
         # Not what was saved for a backward that no output leads to.
         saved = {_memory_of(each.tensor) for each in kept}
+        del in_use  # until now no other tensor could come to lie where an input has been
         late = tuple(i for i, t in counted.items() if _has_changed(t, at_last_save[i]))
         after, reach = RandomState(), uneven_reach(outputs, to_inputs)
         seed_all(_COTANGENT_SEED)  # the same cotangents in each run
@@ -176,10 +178,13 @@ class Trial:
 
 
 class _Saved:
-    """A tensor that a backward keeps: it is there as long as that is."""
+    """A tensor that a backward keeps: it is there as long as that is.
+
+    With its own backward an output (of ``exp``) would keep itself, and all that led to it.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
 
     def unpacked(self) -> Tensor:
         return self.tensor

@@ -17,7 +17,14 @@ import torch
 from torch._dynamo import config, utils
 from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import BaseListVariable, BuiltinVariable, ConstantVariable, TensorVariable, lists
+from torch._dynamo.variables import (
+    BaseListVariable,
+    BuiltinVariable,
+    ConstantVariable,
+    SliceVariable,
+    TensorVariable,
+    lists,
+)
 from torch._dynamo.variables.base import VariableTracker
 
 from lightning_hotcompile.swap.tracing.number_texts import CONVERSIONS, text_of
@@ -33,6 +40,7 @@ _COMPUTES = frozenset(
 not be there any longer."""
 
 _CHOOSES = frozenset([min, max])
+_FINDS = frozenset([operator.getitem, operator.setitem, operator.delitem])
 _IS = {operator.is_: False, operator.is_not: True}
 _TEXTS = {str: "!s", repr: "!r", format: ""}
 _NEEDS_IT = frozenset(
@@ -54,6 +62,8 @@ def known_after_the_graph() -> list[Override]:
     def call(prior: Any, function: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         given = [arg.unwrap() for arg in args]
         found = None
+        if function.fn in _FINDS and any(map(_is_late, given[1:2])):
+            _is_asked(f"{given[0]}[{given[1]}]")
         if any(isinstance(arg.unwrap(), LateNumber) for arg in (*given, *kwargs.values())):
             found = _outcome(function.fn, given, kwargs)
         elif function.fn is float and len(given) == 1 and _is_lost(tx) and _is_a_number(tx, given[0]):
@@ -157,6 +167,12 @@ def _outcome(function: Any, args: Sequence[Any], kwargs: Any) -> Any:
     if function in _KNOWN_TO_DYNAMO or any(isinstance(arg, BaseListVariable) for arg in args):
         return None
     _is_asked(f"{function}({', '.join(map(str, args))})")
+
+
+def _is_late(variable: Any) -> bool:
+    """Such a number, or a slice that ends at one."""
+    parts = variable.items if isinstance(variable, SliceVariable) else [variable]
+    return any(isinstance(part.unwrap(), LateNumber) for part in parts)
 
 
 def _is_constant(variable: Any, kind: Any) -> bool:

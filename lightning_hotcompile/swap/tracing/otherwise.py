@@ -6,6 +6,7 @@ from lightning_hotcompile.swap.tracing.added_guards import guarded_too
 from lightning_hotcompile.swap.tracing.arange_lists import known_in_advance
 from lightning_hotcompile.swap.tracing.arrays_copied import copied_silently
 from lightning_hotcompile.swap.tracing.broadcast_sizes import sizes_in_python
+from lightning_hotcompile.swap.tracing.buffer_flags import known_from_buffers
 from lightning_hotcompile.swap.tracing.cached_functions import asked_by_guards
 from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
@@ -31,6 +32,7 @@ from lightning_hotcompile.swap.tracing.overrides import Override
 from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
+from lightning_hotcompile.swap.tracing.same_data import not_set_to_themselves
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
 
 _LEFT = (
@@ -58,9 +60,11 @@ _LEFT = (
     texts_by_python,
     unknown_texts,
     made_like_others,
+    not_set_to_themselves,
     compared_like_python,
     filled_as_views,
     known_after_the_graph,
+    known_from_buffers,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 

@@ -2,8 +2,8 @@
 
 Compiled code would draw the number that was drawn while it was traced, step after step, and say nothing:
 
-- ``random.Random`` objects that are there before the step, from torch 2.14 on also the one behind
-  ``random.shuffle``, ``random.sample`` and ``random.seed``;
+- ``random.Random`` objects that are there before the step, or are made in it with another seed each time or
+  with none, from torch 2.14 on also the one behind ``random.shuffle``, ``random.sample`` and ``random.seed``;
 - what ``popitem`` takes from a ``dict`` or an ``OrderedDict``, and the order after ``move_to_end``;
 - the order of a set that is made or changed in the step, and what ``pop`` takes from one;
 - a ``deque`` with ``maxlen``, which is traced as one without;
@@ -25,7 +25,7 @@ import torch._dynamo.variables as variables
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
-from torch._dynamo.variables.misc import RandomVariable
+from torch._dynamo.variables.misc import RandomClassVariable, RandomVariable
 
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
@@ -44,6 +44,12 @@ def left_to_python() -> list[Override]:
         if variable.source is None:  # made in the step: the same one each time
             return prior(variable, tx, name, *args, **kwargs)
         broken("state of a random number generator of Python's", name, variable)
+
+    def random_made(prior: Any, kind: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        seeds = [each.as_python_constant() if each.is_python_constant() else None for each in args]
+        if not kwargs and (not seeds or None in seeds):
+            broken("state of a random number generator of Python's", "Random", args)
+        return prior(kind, tx, args, kwargs)
 
     def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if variable.source is not None and name in ("popitem", "move_to_end"):
@@ -89,6 +95,7 @@ def left_to_python() -> list[Override]:
 
     found = [
         Override(RandomVariable, "call_method", random_method),
+        Override(RandomClassVariable, "call_function", random_made),
         *(Override(kind, "call_method", dict_method) for kind in _dicts()),
         Override(VariableBuilder, "_wrap", wrapped),
         Override(SideEffects, "store_attr", stored),
