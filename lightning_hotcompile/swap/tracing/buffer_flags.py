@@ -58,7 +58,7 @@ def _known(tx: Any, variable: Any, ask: Callable[[Tensor], Any]) -> Any:
     seen = ask(flag)
 
     def is_as_seen(value: Any) -> bool:
-        return bool(value.numel() == 1 and ask(value) == seen)
+        return isinstance(value, Tensor) and value.numel() == 1 and bool(ask(value) == seen)
 
     def guard_flag(builder: Any, guard: Any) -> None:
         words = [f"the flag {variable.source.name} is {seen}"]
