@@ -111,5 +111,5 @@ class StoreInUse:
                 store.bound()
 
     def __getstate__(self) -> dict[str, object]:
-        closed = {"_cache": None, "store": None, "_folders": {}, "_found_graphs": False, "_is_refused": False}
-        return {**self.__dict__, **closed}
+        closed: dict[str, object] = {"_cache": None, "store": None, "_folders": {}}
+        return {**self.__dict__, **closed, "_found_graphs": False, "_is_refused": False}

@@ -30,8 +30,8 @@ def why_no_compiler(device: torch.device) -> str | None:
     names = [name for name in asked if name is not None]
     if any(map(_is_there, names)):
         return None
-    wanted = " or ".join(names) or "none is named in torch._inductor.config.cpp.cxx"
-    return f"Inductor needs a C++ compiler on a CPU, and there is none: {wanted} (install it, or set CXX)"
+    none = f"there is no {' or '.join(names)}" if names else "torch._inductor.config.cpp.cxx names none"
+    return f"Inductor needs a C++ compiler on a CPU: {none} (install one, or name it in CXX)"
 
 
 def _is_there(name: str) -> bool:
