@@ -151,7 +151,7 @@ class HotCompile(CheckpointHooks):
         """What happened so far in training, or in the first other stage if training was not watched."""
         reports = self.reports
         first = next(iter(reports.values()), None)
-        return reports.get(TRAIN) or first or empty_report("observing", "no step was seen yet")
+        return reports.get(TRAIN) or first or empty_report("observing", "this process has seen no step yet")
 
     @property
     def reports(self) -> dict[str, Report]:

@@ -118,6 +118,7 @@ PRIVATE_TORCH = {
         "_HEADER_LOCK_DIR",
     },
     # How it finds out which vector instructions a compiler can do.
+    "swap.inductor.cxx": {"torch._inductor"},
     "swap.inductor.probes": {"torch._inductor"},
     # How its C++ compiler is got ready.
     "swap.inductor.cpp_beside": {"torch._inductor"},

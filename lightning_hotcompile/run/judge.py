@@ -14,6 +14,7 @@ from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
 from lightning_hotcompile.run.weighing_child import WeighingChild
 from lightning_hotcompile.store.profiles import Profile
+from lightning_hotcompile.swap.inductor.cxx import why_no_compiler
 from lightning_hotcompile.swap.inductor.paths import why_no_folder
 from lightning_hotcompile.swap.inductor.triton import why_no_kernels
 from lightning_hotcompile.swap.installation import OPTIMIZER
@@ -228,7 +229,8 @@ class Judge:
     def _why_no_inductor(self) -> str | None:
         if self._config.backend != "inductor":
             return None
-        return why_no_folder() or why_no_kernels(self._trainer.lightning_module.device)
+        device = self._trainer.lightning_module.device
+        return why_no_folder() or why_no_compiler(device) or why_no_kernels(device)
 
     def _keep(self, decision: Decision | None) -> None:
         """The first one that was taken; those on signatures that come later are theirs alone."""

@@ -25,6 +25,7 @@ class StoreInUse:
         self._backend = backend
         self._cache: CompilerCacheUse | None = None
         self._found_graphs = False
+        self._is_refused = False
         self._folders: dict[bool, Path | None] = {}
         """The compiler's folder in the store, before and after the compiler was pointed at it."""
 
@@ -36,12 +37,13 @@ class StoreInUse:
             self._setting, self._backend = config.store, config.backend
 
     def begin(self, *, on_cpu: bool = False) -> Store | None:
-        """Open it; a second call gives what is open. A folder that cannot be used means no memory.
+        """Open it; a second call gives what is open. A folder that cannot be used means no memory: once told.
 
         ``on_cpu``: the Trainer uses no accelerator, so nobody else is to begin with one.
         """
-        if self.store is None and self._setting is not None:
+        if self.store is None and self._setting is not None and not self._is_refused:
             self.store = open_store(self._setting, on_cpu=on_cpu)
+            self._is_refused = self.store is None
             self._folders.clear()
         return self.store
 
@@ -101,7 +103,7 @@ class StoreInUse:
         cache, store = self._cache, self.store
         self._cache = self.store = None
         self._folders.clear()
-        self._found_graphs = False
+        self._found_graphs = self._is_refused = False
         if cache is not None and store is not None:
             was_active = cache.active
             cache.stop()
@@ -109,4 +111,5 @@ class StoreInUse:
                 store.bound()
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_cache": None, "store": None, "_folders": {}, "_found_graphs": False}
+        closed: dict[str, object] = {"_cache": None, "store": None, "_folders": {}}
+        return {**self.__dict__, **closed, "_found_graphs": False, "_is_refused": False}

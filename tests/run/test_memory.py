@@ -665,9 +665,13 @@ class TestWithoutAForecast:
 def test_a_store_that_cannot_be_used_is_a_warning_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("a file")
     callback = learning(tmp_path / "s")
-    with pytest.warns(UserWarning, match="remembers nothing"):
+    with pytest.warns(UserWarning, match="remembers nothing") as told:
         fit(seeded(Small), [callback], max_epochs=6)
     assert callback.report.phase == "steady"
+    assert len([each for each in told if "remembers nothing" in str(each.message)]) == 1
+    (tmp_path / "s").unlink()
+    fit(seeded(Small), [callback], max_epochs=6)
+    assert Store(tmp_path / "s")._records.profiles(), "the next fit tries it again"
 
 
 def test_batches_that_never_come_back_fill_neither_memory_nor_time(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch._inductor.codecache as codecache
 import torch._inductor.config as inductor_config
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch._inductor.cpp_builder import CppBuilder
 
@@ -116,6 +117,25 @@ class TestThread:
         assert ours is not before
         assert seen == [ours]
         assert CppBuilder.build is before
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SIGTERMException, ValueError])
+    def test_nobody_waits_after_an_interruption(
+        self, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Lightning ignores further ones once it ends the training, so the user could do nothing."""
+        goes_on, waited = threading.Event(), threading.Event()
+        monkeypatch.setattr(cpp_beside, "start_toolchain", lambda _: goes_on.wait(60))
+        early = EarlyToolchain(nn.Linear(2, 2), None)
+        with early:
+            thread = early.thread
+        assert thread is not None
+        monkeypatch.setattr(thread, "join", lambda *_: waited.set())
+        try:
+            raise error
+        except error:
+            early.wait()
+        assert waited.is_set() == issubclass(error, Exception)
+        goes_on.set()
 
     def test_a_compiler_that_hangs_does_not_hold_the_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
         goes_on = threading.Event()

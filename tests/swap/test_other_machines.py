@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 from torch._inductor.runtime import cache_dir_utils
 
 from lightning_hotcompile.cli import gathering
@@ -22,6 +23,7 @@ from lightning_hotcompile.store.hardware import Machine
 from lightning_hotcompile.swap.graphs.thread_state import ThreadState
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.inductor import triton as inductor_triton
+from lightning_hotcompile.swap.inductor.cxx import why_no_compiler
 from lightning_hotcompile.swap.optimizers.optimizer_values import LearningRates
 from lightning_hotcompile.swap.parity import clones, difference, proportion
 from lightning_hotcompile.swap.parity.difference import Run, largest_difference
@@ -210,6 +212,41 @@ def test_a_compiler_without_a_folder_is_a_reason(
     assert callback.report.phase == "declined"
     assert "Inductor has no folder of its own" in callback.report.reason
     assert reason in callback.report.reason
+
+
+def test_a_cpu_without_a_compiler_is_a_reason() -> None:
+    callback = hot(backend="inductor", fused_optimizer=True, prewarm=True)
+    with inductor_config.patch({"cpp.cxx": (None, "g++-of-nobody")}):
+        fit(seeded(Net), [callback])
+    assert callback.report.phase == "declined"
+    assert "a C++ compiler on a CPU: there is no g++-of-nobody (install one" in callback.report.reason
+    assert callback.report.compile_s == 0.0
+    assert callback.report.fused, "what needs no compiler is tried all the same"
+    others = hot(backend="aot_eager")
+    fit(seeded(Net), [others])
+    assert others.report.phase == "steady"
+
+
+@pytest.mark.parametrize(
+    ("cxx", "there"),
+    [
+        ((None, "sh"), True),
+        ("sh", True),
+        (["nobodys", "sh"], True),
+        ("sh -c", True),
+        ((None, "nobodys"), False),
+        ("nobodys sh", False),
+        ("sh 'of", False),
+        ((None,), False),
+    ],
+)
+def test_a_compiler_is_found_by_its_name(cxx: Any, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    with inductor_config.patch({"cpp.cxx": cxx}):
+        assert (why_no_compiler(cpu) is None) == there
+        assert why_no_compiler(torch.device("cuda")) is None
+        monkeypatch.setenv("TORCH_INDUCTOR_INSTALL_GXX", "1")
+        assert (why_no_compiler(cpu) is None) == (there or isinstance(cxx, tuple))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -86,9 +87,12 @@ class EarlyToolchain:
     def wait(self) -> None:
         """Until the thread has ended, if there is one, so that a run leaves no compiler behind.
 
-        Not longer than :data:`LONGEST_WAIT_S`: a compiler that hangs must not hold a training.
+        Not longer than :data:`LONGEST_WAIT_S`: a compiler that hangs must not hold a training. After an
+        interruption (Ctrl-C, Lightning's error of a SIGTERM) nobody waits: the training is to end at once.
         """
-        if self.thread is not None:
+        error = sys.exc_info()[1]
+        interrupted = error is not None and not isinstance(error, Exception)
+        if self.thread is not None and not interrupted:
             self.thread.join(LONGEST_WAIT_S)
 
     def _begin(self) -> None:
