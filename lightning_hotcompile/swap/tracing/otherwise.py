@@ -32,6 +32,7 @@ from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
+from lightning_hotcompile.swap.tracing.silent_loggers import silent_in_graphs
 
 _LEFT = (
     numpy_by_numpy,
@@ -61,6 +62,7 @@ _LEFT = (
     compared_like_python,
     filled_as_views,
     known_after_the_graph,
+    silent_in_graphs,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
