@@ -190,6 +190,8 @@ PRIVATE_TORCH = {
     "swap.tracing.added_guards": {"torch._dynamo"},
     # How it calls functions with a cache.
     "swap.tracing.cached_functions": {"torch._dynamo"},
+    # How it calls loggers.
+    "swap.tracing.silent_loggers": {"torch._dynamo"},
     "swap.tracing.recurrent_layers": {"torch._dynamo"},
     "swap.tracing.scripted_functions": {"torch._dynamo"},
     # How it writes back lists and dicts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor, nn
 
@@ -143,6 +144,31 @@ def test_a_number_that_the_step_keeps_is_pythons(kind: type[Net], threshold: int
     assert_same(plain, model)
     kept = [[v for v in vars(each).values() if isinstance(v, float)] for each in (plain, model)]
     assert kept[0] == pytest.approx(kept[1], rel=1e-4)
+
+
+class MasksSpans(Net):
+    """Spans whose length a function inside rounds by chance, as the masks of speech models are drawn."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        chance = np.random.rand(1).item()
+
+        def length(share: float) -> int:
+            return int(share * 5 + chance)
+
+        spans = length(0.3) + length(0.5)
+        mask = np.zeros(spans, dtype=bool)
+        return self.loss(batch) * (1 + spans + mask.sum())
+
+
+def test_a_number_of_an_inner_function_goes_over_a_graph_break() -> None:
+    plain, model = seeded(MasksSpans), seeded(MasksSpans)
+    np.random.seed(0)
+    fit(plain)
+    callback = hot(scope="step", compile_optimizer=False)
+    np.random.seed(0)
+    fit(model, [callback])
+    assert_proven(callback.report)
+    assert_same(plain, model)
 
 
 class DropsMore(Net):

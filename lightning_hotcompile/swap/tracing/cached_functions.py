@@ -43,6 +43,11 @@ def asked_by_guards() -> list[Override]:
     return [Override(WrapperUserFunctionVariable, "call_function", call)]
 
 
+def is_held(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether it has a cache, and that holds what a call gives, which then runs nothing."""
+    return _is_cached(function) and _key_of(function, (args, named)) is not None
+
+
 def _answer(variable: Any, tx: Any, args: Any, kwargs: Any) -> VariableTracker | None:
     """What a call gives, ``None`` where that is not known, or may not be relied on."""
     function, source = variable.wrapper_obj, variable.source

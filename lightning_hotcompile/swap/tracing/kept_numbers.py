@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, LocalCellSource, TempLocalSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.tensor import SymNodeVariable
@@ -63,8 +63,15 @@ def _numbers_kept(effects: Any) -> frozenset[str]:
         AttrSource(variable.source, name).name
         for variable, values in effects.store_attr_mutations.items()
         for name, value in values.items()
-        if variable.source is not None and _is_computed(value)
+        if _has_name(variable.source) and _is_computed(value)
     )
+
+
+def _has_name(source: Any) -> bool:
+    """What was made before a graph break has none, nor has a variable of an inner function."""
+    while hasattr(source, "base"):
+        source = source.base
+    return source is not None and not isinstance(source, (LocalCellSource, TempLocalSource))
 
 
 def _is_computed(variable: Any) -> bool:

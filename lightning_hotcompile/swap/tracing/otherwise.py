@@ -34,6 +34,7 @@ from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
 from lightning_hotcompile.swap.tracing.same_data import not_set_to_themselves
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
+from lightning_hotcompile.swap.tracing.silent_loggers import silent_in_graphs
 
 _LEFT = (
     numpy_by_numpy,
@@ -65,6 +66,7 @@ _LEFT = (
     filled_as_views,
     known_after_the_graph,
     known_from_buffers,
+    silent_in_graphs,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
