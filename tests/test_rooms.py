@@ -169,6 +169,8 @@ PRIVATE_TORCH = {
     "swap.tracing.broadcast_sizes": {"torch._dynamo", "_C", "_infer_size"},
     "swap.tracing.arrays_copied": {"torch._dynamo"},
     "swap.tracing.masked_values": {"torch._dynamo"},
+    "swap.tracing.constant_values": {"_version", "torch._dynamo", "torch.utils._python_dispatch"},
+    "swap.tracing.torchs_layers": {"torch._dynamo"},
     "swap.tracing.late_items": {"torch._dynamo"},
     "swap.tracing.made_losses": {"torch._dynamo"},
     "swap.tracing.filled_diagonals": {"torch._dynamo"},

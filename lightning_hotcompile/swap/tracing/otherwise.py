@@ -11,6 +11,7 @@ from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
 from lightning_hotcompile.swap.tracing.compared_numbers import compared_like_python
+from lightning_hotcompile.swap.tracing.constant_values import known_of_constants
 from lightning_hotcompile.swap.tracing.dynamic_dims import varies_everywhere
 from lightning_hotcompile.swap.tracing.fake_gradients import noted_fake_gradients
 from lightning_hotcompile.swap.tracing.filled_diagonals import filled_as_views
@@ -32,6 +33,7 @@ from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
+from lightning_hotcompile.swap.tracing.torchs_layers import compiled_like_others
 
 _LEFT = (
     numpy_by_numpy,
@@ -61,6 +63,8 @@ _LEFT = (
     compared_like_python,
     filled_as_views,
     known_after_the_graph,
+    known_of_constants,
+    compiled_like_others,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
