@@ -33,6 +33,7 @@ from lightning_hotcompile.swap.tracing.own_gradients import refused
 from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
+from lightning_hotcompile.swap.tracing.short_loops import ended_in_short_loops
 from lightning_hotcompile.swap.tracing.torchs_layers import compiled_like_others
 
 _LEFT = (
@@ -47,6 +48,7 @@ _LEFT = (
     asked_by_guards,
     called_as_scripted,
     called_between_graphs,
+    ended_in_short_loops,
     grow_in_python,
     computed_by_python,
     constants_if_needed,
