@@ -43,7 +43,8 @@ def ended_in_short_loops() -> list[Override]:
         left = _left(variable) if variable in used else None
         if left is None:
             return prior(variable, codegen)
-        return lists.ListIteratorVariable(list(left), mutation_type=variable.mutation_type).reconstruct(codegen)
+        rest = lists.ListIteratorVariable(list(left), mutation_type=variable.mutation_type)
+        return rest.reconstruct(codegen)
 
     kinds = [kind for kind in (iterators.ZipVariable, _VIEWS) if kind is not None]
     return [
