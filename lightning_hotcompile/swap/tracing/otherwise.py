@@ -34,6 +34,7 @@ from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
 from lightning_hotcompile.swap.tracing.short_loops import ended_in_short_loops
+from lightning_hotcompile.swap.tracing.sparse_tensors import used_by_python
 from lightning_hotcompile.swap.tracing.torchs_layers import compiled_like_others
 
 _LEFT = (
@@ -48,6 +49,7 @@ _LEFT = (
     asked_by_guards,
     called_as_scripted,
     called_between_graphs,
+    used_by_python,
     ended_in_short_loops,
     grow_in_python,
     computed_by_python,

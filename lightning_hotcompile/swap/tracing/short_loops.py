@@ -2,8 +2,8 @@
 
 Dynamo leaves all of a function to eager where a graph ends in a loop, for what comes after it is compiled
 anew in each pass: a loop over time would have as many graphs as it has passes. A stack of recurrent layers
-has few. What such a loop goes through, be it a ``zip`` or a module list, is then a tuple of what is left of
-it, which is what Dynamo can go on with.
+has few, and so has a network that goes around a sparse tensor. What such a loop goes through, be it a ``zip``
+or a module list, is then a tuple of what is left of it, which is what Dynamo can go on with.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch._dynamo.variables.functions import LocalGeneratorObjectVariable as _G
 
 from lightning_hotcompile.swap.tracing.overrides import Override
 from lightning_hotcompile.swap.tracing.recurrent_layers import RECURRENT
+from lightning_hotcompile.swap.tracing.sparse_tensors import SPARSE
 
 MOST_PASSES = 6
 """Compiled twice, for one size and then for any, they are not many more than Dynamo compiles of one code."""
@@ -54,8 +55,8 @@ def ended_in_short_loops() -> list[Override]:
 
 
 def _ends_at_a_layer() -> bool:
-    """Whether what ends the graph, and is handled now, is a recurrent layer."""
-    return getattr(sys.exc_info()[1], "gb_type", None) == RECURRENT
+    """Whether what ends the graph, and is handled now, is a recurrent layer or the use of a sparse tensor."""
+    return getattr(sys.exc_info()[1], "gb_type", None) in (RECURRENT, SPARSE)
 
 
 def _passes(tx: Any) -> float:
