@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -156,6 +157,30 @@ def test_what_the_user_compiles_is_as_ever() -> None:
     with compiling_allowed(suppress_errors=False):
         compiled(layers, x)
     assert backend.attentions == 0
+
+
+def with_two_kinds_of_masks(layers: Layers, x: Tensor) -> Tensor:
+    return layers.encoder(x.sin(), mask=of_torch(x.shape[1]), src_key_padding_mask=x[..., 0] > 2).cos()
+
+
+@pytest.mark.parametrize("action", ["default", "ignore", "once", "always"])
+def test_a_warning_of_torchs_that_is_given_once_ends_no_graph(action: Any) -> None:
+    backends = [Counting(), Counting()]
+    found: list[set[str]] = []
+    for backend in backends:
+        vars(nn.functional).pop("__warningregistry__", None)
+        warnings.onceregistry.clear()
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter(action)
+            if backend is backends[0]:
+                for _ in range(6):
+                    with_two_kinds_of_masks(seeded(Layers), torch.rand(2, 5, WIDTH))
+            else:
+                compare(with_two_kinds_of_masks, backend, (5, 5, 5))
+        found.append({f"{each.filename}:{each.lineno} {each.message}" for each in given})
+    assert any("mismatched" in text for text in found[0]) == (action != "ignore")
+    assert found[1] == found[0]
+    assert (backends[1].graphs == 1) == (action != "always")
 
 
 class Translator(Small):

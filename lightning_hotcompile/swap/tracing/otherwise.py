@@ -36,6 +36,7 @@ from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scrip
 from lightning_hotcompile.swap.tracing.short_loops import ended_in_short_loops
 from lightning_hotcompile.swap.tracing.sparse_tensors import used_by_python
 from lightning_hotcompile.swap.tracing.torchs_layers import compiled_like_others
+from lightning_hotcompile.swap.tracing.torchs_warnings import given_once
 
 _LEFT = (
     numpy_by_numpy,
@@ -69,6 +70,7 @@ _LEFT = (
     known_after_the_graph,
     known_of_constants,
     compiled_like_others,
+    given_once,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
