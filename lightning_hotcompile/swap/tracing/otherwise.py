@@ -12,6 +12,7 @@ from lightning_hotcompile.swap.tracing.caught_errors import errors_stay_caught
 from lightning_hotcompile.swap.tracing.changing_numbers import computed_by_python
 from lightning_hotcompile.swap.tracing.collectives import called_by_python
 from lightning_hotcompile.swap.tracing.compared_numbers import compared_like_python
+from lightning_hotcompile.swap.tracing.constant_values import known_of_constants
 from lightning_hotcompile.swap.tracing.dynamic_dims import varies_everywhere
 from lightning_hotcompile.swap.tracing.fake_gradients import noted_fake_gradients
 from lightning_hotcompile.swap.tracing.filled_diagonals import filled_as_views
@@ -35,6 +36,10 @@ from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_gr
 from lightning_hotcompile.swap.tracing.same_data import not_set_to_themselves
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
 from lightning_hotcompile.swap.tracing.silent_loggers import silent_in_graphs
+from lightning_hotcompile.swap.tracing.short_loops import ended_in_short_loops
+from lightning_hotcompile.swap.tracing.sparse_tensors import used_by_python
+from lightning_hotcompile.swap.tracing.torchs_layers import compiled_like_others
+from lightning_hotcompile.swap.tracing.torchs_warnings import given_once
 
 _LEFT = (
     numpy_by_numpy,
@@ -48,6 +53,8 @@ _LEFT = (
     asked_by_guards,
     called_as_scripted,
     called_between_graphs,
+    used_by_python,
+    ended_in_short_loops,
     grow_in_python,
     computed_by_python,
     constants_if_needed,
@@ -67,6 +74,9 @@ _LEFT = (
     known_after_the_graph,
     known_from_buffers,
     silent_in_graphs,
+    known_of_constants,
+    compiled_like_others,
+    given_once,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 

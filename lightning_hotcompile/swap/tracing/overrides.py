@@ -70,7 +70,7 @@ def end_graph(what: str, context: str, why: str, *hints: str) -> NoReturn:
 def is_traced_for_others() -> bool:
     """Whether what Dynamo traces now, if anything, is for a backend that is not marked."""
     translator = traced_now()
-    return translator is not None and not _is_marked(getattr(translator.output, "compiler_fn", None))
+    return translator is not None and not is_marked(getattr(translator.output, "compiler_fn", None))
 
 
 def traced_now() -> Any:
@@ -81,7 +81,8 @@ def traced_now() -> Any:
         return None
 
 
-def _is_marked(backend: Any) -> bool:
+def is_marked(backend: Any) -> bool:
+    """Whether a backend, or one that it calls, is marked."""
     while backend is not None:
         if getattr(backend, _MARK, False):
             return True

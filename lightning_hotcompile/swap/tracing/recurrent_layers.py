@@ -17,6 +17,9 @@ from torch.nn.utils import rnn
 
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
+RECURRENT = "recurrent layer"
+"""Ends the graph."""
+
 _KINDS = (nn.RNN, nn.LSTM, nn.GRU)
 
 _LEFT_TO_PYTHON = frozenset(
@@ -42,7 +45,7 @@ def called_between_graphs() -> list[Override]:
     def inline(prior: Any, function: Any) -> Any:
         if not config.allow_rnn and function.get_code() in _LEFT_TO_PYTHON:
             end_graph(
-                "recurrent layer",
+                RECURRENT,
                 f"{function}",
                 "It is torch's own, and has kernels that a compiled one, unrolled over time, would not have.",
             )

@@ -1,0 +1,57 @@
+"""Transformers of torch, and their parts, are compiled like code of the user's if Python calls them.
+
+It does after a graph that has ended in one, for it asks a mask for its values, and in a function that was
+left to eager. Dynamo compiles no function of torch's own files that Python calls: once any part of a
+transformer ended the graph, all its layers stayed eager.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import nn
+from torch._dynamo import convert_frame, trace_rules
+from torch._dynamo.resume_execution import ContinueExecutionCache
+
+from lightning_hotcompile.swap.tracing.overrides import Override, is_marked
+
+_LAYERS = frozenset(
+    kind.forward.__code__
+    for kind in (
+        nn.Transformer,
+        nn.TransformerEncoder,
+        nn.TransformerDecoder,
+        nn.TransformerEncoderLayer,
+        nn.TransformerDecoderLayer,
+        nn.MultiheadAttention,
+    )
+)
+
+_now = threading.local()
+
+
+def compiled_like_others() -> list[Override]:
+    """What Dynamo does otherwise."""
+
+    def convert(prior: Any, wrapper: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(_now, "code", None)
+        _now.code = frame.f_code if _written_as(frame.f_code) in _LAYERS and is_marked(wrapper) else None
+        try:
+            return prior(wrapper, frame, *args, **kwargs)
+        finally:
+            _now.code = before
+
+    def is_skipped(prior: Any, asked: Any, *args: Any, **kwargs: Any) -> Any:
+        return asked is not getattr(_now, "code", None) and prior(asked, *args, **kwargs)
+
+    return [
+        Override(convert_frame.CatchErrorsWrapper, "__call__", convert),
+        Override(trace_rules, "check", is_skipped),
+    ]
+
+
+def _written_as(code: Any) -> Any:
+    """The code that somebody has written, of one that goes on after a graph break."""
+    known = ContinueExecutionCache.generated_code_metadata.get(code)
+    return code if known is None else known.code
