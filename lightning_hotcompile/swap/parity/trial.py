@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.graphs.saved_tensors import not_of_the_user
@@ -25,6 +25,7 @@ from lightning_hotcompile.swap.parity.clones import (
     with_gradient_of,
 )
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
+from lightning_hotcompile.swap.parity.leaf_gradients import gradients_of
 from lightning_hotcompile.swap.parity.proportion import movements
 from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
 from lightning_hotcompile.swap.parity.widen import Widened
@@ -110,7 +111,7 @@ class Trial:
         after, reach = RandomState(), uneven_reach(outputs, to_inputs)
         seed_all(_COTANGENT_SEED)  # the same cotangents in each run
         with self._around_backward():
-            gradients = _gradients(outputs, leaves, edges, torch.zeros_like if unused else _cotangent)
+            gradients = gradients_of(outputs, leaves, edges, torch.zeros_like if unused else _cotangent)
         changed = [_has_changed(t, v) for t, v in zip((*clones, *held), versions, strict=True)]
         return Run(
             tensors=[t.detach() for t in outputs],
@@ -220,27 +221,6 @@ def _put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield kept.values
     finally:
         kept.put_back()
-
-
-def _gradients(
-    outputs: Sequence[Tensor],
-    leaves: Sequence[Tensor],
-    edges: Sequence[GradientEdge],
-    cotangent_of: Callable[[Tensor], Tensor],
-) -> list[Tensor | None]:
-    """Those of leaves, be it by an edge that a leaf had before the run."""
-    differentiable = [t for t in outputs if t.requires_grad]
-    if not (differentiable and leaves and torch.is_grad_enabled()):
-        return []
-    cotangents = [cotangent_of(t) for t in differentiable]
-    lost = [i for i, leaf in enumerate(leaves) if get_gradient_edge(leaf).node is not edges[i].node]
-    asked: Any = [*leaves, *(edges[i] for i in lost)]
-    found: list[Tensor | None] = []
-    found += torch.autograd.grad(differentiable, asked, cotangents, allow_unused=True)
-    for i, other in zip(lost, found[len(leaves) :], strict=True):
-        given = [each for each in (found[i], other) if each is not None]
-        found[i] = sum(given[1:], given[0]) if given else None
-    return found[: len(leaves)]
 
 
 def _sharing(gradients: Mapping[int, Tensor | None]) -> tuple[int, ...]:

@@ -35,8 +35,8 @@ from lightning_hotcompile.swap.tracing.python_state import left_to_python
 from lightning_hotcompile.swap.tracing.recurrent_layers import called_between_graphs
 from lightning_hotcompile.swap.tracing.same_data import not_set_to_themselves
 from lightning_hotcompile.swap.tracing.scripted_functions import called_as_scripted
-from lightning_hotcompile.swap.tracing.silent_loggers import silent_in_graphs
 from lightning_hotcompile.swap.tracing.short_loops import ended_in_short_loops
+from lightning_hotcompile.swap.tracing.silent_loggers import silent_in_graphs
 from lightning_hotcompile.swap.tracing.sparse_tensors import used_by_python
 from lightning_hotcompile.swap.tracing.torchs_layers import compiled_like_others
 from lightning_hotcompile.swap.tracing.torchs_warnings import given_once

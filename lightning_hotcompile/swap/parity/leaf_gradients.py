@@ -1,0 +1,31 @@
+"""Gradients of leaves whose data a run may have replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+
+def gradients_of(
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    edges: Sequence[GradientEdge],
+    cotangent_of: Callable[[Tensor], Tensor],
+) -> list[Tensor | None]:
+    """Those of leaves, be it by an edge that a leaf had before the run."""
+    differentiable = [t for t in outputs if t.requires_grad]
+    if not (differentiable and leaves and torch.is_grad_enabled()):
+        return []
+    cotangents = [cotangent_of(t) for t in differentiable]
+    lost = [i for i, leaf in enumerate(leaves) if get_gradient_edge(leaf).node is not edges[i].node]
+    asked: Any = [*leaves, *(edges[i] for i in lost)]
+    found: list[Tensor | None] = []
+    found += torch.autograd.grad(differentiable, asked, cotangents, allow_unused=True)
+    for i, other in zip(lost, found[len(leaves) :], strict=True):
+        given = [each for each in (found[i], other) if each is not None]
+        found[i] = sum(given[1:], given[0]) if given else None
+    return found[: len(leaves)]
