@@ -32,8 +32,8 @@ def _replace() -> Callable[[], None] | None:
         layout = theirs(*args, **kwargs)
         if not _says_nothing(layout.size, layout.stride):
             return layout
-        batch, _, *kernel = layout.stride
-        return ir.FixedLayout(layout.device, layout.dtype, layout.size, [batch, 0, *kernel])
+        outermost, _, *kernel = layout.stride
+        return ir.FixedLayout(layout.device, layout.dtype, layout.size, [outermost, 0, *kernel])
 
     return put_in_place({(conv, _NAME): with_an_order})
 
