@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.variables import BuiltinVariable
+from torch._dynamo.variables.builder import VariableBuilder
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.tracing.breaks import LOGGER, GraphBreak
+from lightning_hotcompile.swap.tracing.otherwise import all_overrides
 from lightning_hotcompile.swap.tracing.overrides import is_traced_for_others
 from tests.elsewhere import threads_may_compile
 
@@ -133,3 +135,10 @@ def test_what_dynamo_tells_of_another_thread_is_told_to_that_one() -> None:
         assert (failures, broken) == ([], [])
         log.warning("not compiled", exc_info=ValueError("of this thread"))
     assert [str(each) for each in failures] == ["of this thread"]
+
+
+def test_none_is_of_a_function_that_dynamo_keeps() -> None:
+    """By type of a value it keeps what wraps one, from the first time on: an override would come too late."""
+    kept = {function.__name__ for function in VariableBuilder._type_dispatch().values()}
+    assert "wrap_tensor" in kept
+    assert not [each.name for each in all_overrides() if each.owner is VariableBuilder and each.name in kept]

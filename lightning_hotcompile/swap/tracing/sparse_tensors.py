@@ -44,7 +44,7 @@ def used_by_python() -> list[Override]:
         return prior(function, tx, args, kwargs)
 
     return [
-        Override(VariableBuilder, "wrap_tensor", wrap),
+        Override(VariableBuilder, "_wrap", wrap),
         Override(TorchInGraphFunctionVariable, "call_function", call),
     ]
 
