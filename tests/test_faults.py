@@ -409,6 +409,16 @@ class TestInductor:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         with torch._inductor.config.patch({"cpp.cxx": (str(tmp_path / "no-such-compiler"),)}):
             callback = self.train()
+        assert callback.report.phase == "declined"
+        assert "needs a C++ compiler" in callback.report.reason
+
+    def test_a_cpp_compiler_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        compiler = tmp_path / "broken-compiler"
+        compiler.write_text("#!/bin/sh\nexit 1\n")
+        compiler.chmod(0o755)
+        with torch._inductor.config.patch({"cpp.cxx": (str(compiler),)}):
+            callback = self.train()
         assert callback.report.phase == "reverted"
         assert "compiler" in callback.report.reason.lower()
 

@@ -14,22 +14,28 @@ from torch._dynamo.variables import TensorVariable, builtin
 
 from lightning_hotcompile.swap.tracing.overrides import Override
 
-_OWNER, _NAME = (
-    (builtin.SetAttrBuiltinVariable, "_call_setattr")
-    if hasattr(builtin, "SetAttrBuiltinVariable")
-    else (builtin.BuiltinVariable, "call_setattr")  # torch before 2.13
-)
+_SETS = getattr(builtin, "SetAttrBuiltinVariable", None)
+"""From torch 2.13 on there is one. Before that Dynamo keeps what sets an attribute from its first call on."""
 
 
 def not_set_to_themselves() -> list[Override]:
     """What Dynamo does otherwise: it sets nothing."""
 
     def set_attribute(prior: Any, calls: Any, tx: Any, owner: Any, name: Any, value: Any) -> Any:
-        if name.is_python_constant() and name.as_python_constant() == "data" and _is_same(owner, value):
-            return value
-        return prior(calls, tx, owner, name, value)
+        return value if _is_in_vain(owner, name, value) else prior(calls, tx, owner, name, value)
 
-    return [Override(_OWNER, _NAME, set_attribute)]
+    def call(prior: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        sets = function.fn is setattr and len(args) == 3 and not kwargs
+        return args[2] if sets and _is_in_vain(*args) else prior(function, tx, args, kwargs)
+
+    if _SETS is None:
+        return [Override(builtin.BuiltinVariable, "call_function", call)]
+    return [Override(_SETS, "_call_setattr", set_attribute)]
+
+
+def _is_in_vain(owner: Any, name: Any, value: Any) -> bool:
+    is_data = name.is_python_constant() and name.as_python_constant() == "data"
+    return is_data and _is_same(owner, value)
 
 
 def _is_same(owner: Any, value: Any) -> bool:
