@@ -10,6 +10,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 
+def edges_of(leaves: Sequence[Tensor]) -> list[GradientEdge]:
+    """Where their gradients go before a run; one that replaces the data of a leaf gives it another edge.
+
+    None where no gradients are asked for.
+    """
+    return [get_gradient_edge(leaf) for leaf in leaves] if torch.is_grad_enabled() else []
+
+
 def gradients_of(
     outputs: Sequence[Tensor],
     leaves: Sequence[Tensor],

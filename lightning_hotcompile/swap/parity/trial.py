@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.graphs.saved_tensors import not_of_the_user
@@ -25,7 +25,7 @@ from lightning_hotcompile.swap.parity.clones import (
     with_gradient_of,
 )
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
-from lightning_hotcompile.swap.parity.leaf_gradients import gradients_of
+from lightning_hotcompile.swap.parity.leaf_gradients import edges_of, gradients_of
 from lightning_hotcompile.swap.parity.proportion import movements
 from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
 from lightning_hotcompile.swap.parity.widen import Widened
@@ -89,7 +89,7 @@ class Trial:
         # Before the run: it may write what wants a gradient into an input that wants none.
         to_inputs = {i: leaf_of(t) for i, t in enumerate(clones) if isinstance(t, Tensor) and t.requires_grad}
         leaves = [*to_inputs.values(), *(t for t in held if t.requires_grad)]
-        edges = [get_gradient_edge(leaf) for leaf in leaves]  # a run that replaces its data gives it another
+        edges = edges_of(leaves)
         versions, state = [_version(t) for t in (*clones, *held)], RandomState()
         places = [{_memory_of(t)} if isinstance(t, Tensor) else set[int]() for t in clones]
         in_use = [t.untyped_storage() for t, there in zip(clones, places, strict=True) if any(there)]
