@@ -29,7 +29,8 @@ def gradients_of(
     if not (differentiable and leaves and torch.is_grad_enabled()):
         return []
     cotangents = [cotangent_of(t) for t in differentiable]
-    lost = [i for i, leaf in enumerate(leaves) if get_gradient_edge(leaf).node is not edges[i].node]
+    both = enumerate(zip(leaves, edges, strict=False))  # no edges where the run itself asks for gradients
+    lost = [i for i, (leaf, edge) in both if get_gradient_edge(leaf).node is not edge.node]
     asked: Any = [*leaves, *(edges[i] for i in lost)]
     found: list[Tensor | None] = []
     found += torch.autograd.grad(differentiable, asked, cotangents, allow_unused=True)
