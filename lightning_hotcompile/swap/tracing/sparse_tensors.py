@@ -6,7 +6,7 @@ no graph can end: all of the function from there on was left to eager.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def used_by_python() -> list[Override]:
 
     def call(prior: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if any(isinstance(each.unwrap(), _Sparse) for each in (*args, *kwargs.values())):
-            _ends(function)
+            end_graph(SPARSE, f"{function}", _WHY)
         return prior(function, tx, args, kwargs)
 
     return [
@@ -53,7 +53,3 @@ def _is_sparse(value: Tensor) -> bool:
     """Whether it is, or is what one has: Dynamo takes its ``values()`` for a view of another shape."""
     base = value._base if value._is_view() else None
     return value.layout in _LAYOUTS or (base is not None and base.layout in _LAYOUTS)
-
-
-def _ends(function: Any) -> NoReturn:
-    end_graph(SPARSE, f"{function}", _WHY)
