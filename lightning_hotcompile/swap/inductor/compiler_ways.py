@@ -12,6 +12,7 @@ from lightning_hotcompile.swap.inductor.kept_dependencies import KeepsDependenci
 from lightning_hotcompile.swap.inductor.local_buffers import KeepsRowsApart
 from lightning_hotcompile.swap.inductor.loop_errors import RaisesAfterLoops
 from lightning_hotcompile.swap.inductor.probes import ProbesAsNeeded
+from lightning_hotcompile.swap.inductor.reduction_tiles import KeepsResultsOfRows
 from lightning_hotcompile.swap.inductor.scatters import ScattersOnOneThread
 from lightning_hotcompile.swap.inductor.vector_masks import VectorMasks
 from lightning_hotcompile.swap.inductor.whole_files import WholeFiles
@@ -24,6 +25,7 @@ def compiler_ways() -> tuple[AbstractContextManager[object], ...]:
         DrawsInOrder(),
         KeepsDependencies(),
         KeepsRowsApart(),
+        KeepsResultsOfRows(),
         KeepsLayouts(),
         DropoutMasks(),
         ProbesAsNeeded(),
