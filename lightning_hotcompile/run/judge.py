@@ -105,7 +105,10 @@ class Judge:
         )
 
     def _second_thought(self, track: Track, prewarm: str, first: Decision | None) -> Decision | None:
-        """The decision against a child process that has taken, or takes, more than was expected."""
+        """The decision against a child process that crashed, or that takes more than was expected."""
+        ahead = self._flip.ahead.prewarm
+        if prewarm == "over" and ahead is not None and ahead.crash is not None:
+            return Decision(go=False, reason=f"{ahead.crash}; here the same code could end the training")
         if self._trainer.world_size > 1:  # one rank does not end what all wait for
             return first if prewarm == "over" else None
         if prewarm == "over":

@@ -75,6 +75,7 @@ class Scripted:
     is_slowing = False
     took_s = 12.5
     has_compiled = True
+    crash: str | None = None
 
     def begin(self) -> None:
         self.calls.append("begin")
@@ -673,3 +674,20 @@ def test_a_child_that_took_too_long_is_weighed_again(
     assert callback.report.phase == "declined"
     assert f"too late after a child process, {words}: not worth it" in callback.report.reason
     assert [e["phase"] for e in callback.report.events if "phase" in e][:2] == ["prewarming", "declined"]
+
+
+@pytest.mark.parametrize("options", [{}, {"cost_gate": True}, {"min_speedup": 0.0}])
+def test_what_crashed_in_the_child_does_not_run_here(
+    scripted: type[Scripted], cheap_compiles: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    crash = "the child process was ended by SIGABRT: double free or corruption (out)"
+    monkeypatch.setattr(scripted, "crash", crash)
+    plain, model, callback = seeded(Small), seeded(Small), hot(prewarm=True, **options)
+    fit(plain, max_epochs=6)
+    fit(model, [callback], max_epochs=6)
+    report = callback.report
+    assert report.phase == "declined"
+    assert report.reason == f"{crash}; here the same code could end the training"
+    assert not any(e["kind"] == "compiled" for e in report.events)
+    assert not any(region.proven for region in report.regions)
+    assert_same(plain, model)

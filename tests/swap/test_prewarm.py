@@ -233,6 +233,14 @@ def test_a_child_that_is_killed_is_a_reason(tmp_path: Path, whom: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
+def test_a_child_that_its_own_code_has_ended_has_crashed(tmp_path: Path, name: str) -> None:
+    code = f"import os, signal; print('so it went', flush=True); os.kill(os.getpid(), signal.{name})"
+    with at_work(job(), cache_dir=tmp_path, worker=worker(code)) as child:
+        status = settled(child)
+    assert (status.state, status.reason) == ("crashed", f"the child process was ended by {name}: so it went")
+
+
 def test_its_last_words_are_told(tmp_path: Path) -> None:
     with at_work(job(), cache_dir=tmp_path, worker=worker("raise SystemExit('no room')")) as child:
         status = settled(child)

@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
+from lightning_hotcompile.swap.prewarm.rehearsal import rehearse
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, Symbols, symbols_of
 from lightning_hotcompile.swap.process.free_memory import give_back_unused
 
@@ -154,7 +155,7 @@ def graphs_found() -> int:
 
 
 def compile_packed(data: bytes) -> None:
-    """Compile a packed graph, forward and backward, so that Inductor's caches have it afterwards."""
+    """Compile a packed graph, forward and backward, so that Inductor's caches have it, and run it once."""
     packed = pickle.loads(data)
     fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     graph_module = GraphPickler.loads(packed["graph"], fake)
@@ -176,8 +177,9 @@ def compile_packed(data: bytes) -> None:
         give_back_unused()
         with backward_with_forward():
             compiler = resolve_backend("inductor", packed["mode"], packed["options"], packed["random"])
-            compiler(graph_module, [real for real, _ in inputs])
+            compiled = compiler(graph_module, [real for real, _ in inputs])
         del alive
+        rehearse(compiled, [real for real, _ in inputs], graph_module)
 
 
 def _spec(name: str, value: Any) -> TensorSpec | SizeSpec:

@@ -53,8 +53,8 @@ class Status:
     """Where the child stands.
 
     ``state`` is ``running``, ``done`` (all that was handed over is compiled; the child may be waiting for
-    more) or ``failed``, with the reason. ``seconds`` is the wall time since the start, until the child
-    had done its work or was gone.
+    more), ``failed`` with the reason, or ``crashed``: ended by a fault of the compiler or of its code.
+    ``seconds`` is the wall time since the start, until the child had done its work or was gone.
     """
 
     state: str
@@ -157,7 +157,8 @@ class Prewarm:
                 self._finish("done", None)
             return self._final or self._status("done", None)
         if ended is not None:
-            self._finish("failed", f"the child process {ended}{self._child.last_words()}")
+            state = "crashed" if self._child.has_crashed else "failed"
+            self._finish(state, f"the child process {ended}{self._child.last_words()}")
         elif self._limit_s is not None and self._now() - self._last_begun > self._limit_s:
             self._finish("failed", f"the child process took longer than {self._limit_s:g} s for one piece")
         return self._final or self._status("running", None)

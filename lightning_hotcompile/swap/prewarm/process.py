@@ -20,6 +20,9 @@ from lightning_hotcompile.swap.prewarm import child, leftovers
 
 _ROOT = Path(__file__).parents[3]
 
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""How code ends its process: nobody sends these."""
+
 
 class ChildProcess:
     """A worker in a process group of its own, which ends with this object or with this process.
@@ -78,12 +81,18 @@ class ChildProcess:
         status = self._process.poll()
         if status is None:
             return None
-        number = -status if status < 0 else status - 128
-        if number not in set(signal.Signals):
+        number = _signal_of(status)
+        if number is None:
             return f"ended with status {status}"
-        name = signal.Signals(number).name
+        name = number.name
         hint = " (perhaps by the system, for want of memory)" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the process has ended, by its own code."""
+        status = self._process.poll()
+        return status is not None and _signal_of(status) in CRASHES
 
     def last_words(self) -> str:
         """The last line that the process has written, after a colon."""
@@ -92,6 +101,12 @@ class ChildProcess:
             said = [line.strip() for line in lines if line.strip()]
             return f": {said[-1][:200]}" if said else ""
         return ""
+
+
+def _signal_of(status: int) -> signal.Signals | None:
+    """What ended the worker; the exit status is the watcher's own, or 128 and the worker's signal."""
+    number = -status if status < 0 else status - 128
+    return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def _launch(folder: Path, leash: int, environment: dict[str, str]) -> subprocess.Popen[str]:

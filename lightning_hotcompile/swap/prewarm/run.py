@@ -145,6 +145,12 @@ class PrewarmRun:
         return 0 < self._graphs <= len(done) and not self._left_out
 
     @property
+    def crash(self) -> str | None:
+        """How compiling the plan, or running its code once, ended the child; ``None`` if it did not."""
+        status = self._child.poll()
+        return status.reason if status.state == "crashed" else None
+
+    @property
     def took_s(self) -> float | None:
         """Seconds until the child had compiled the whole plan; ``None`` if it found some of it done."""
         if not self._graphs or self._left_out or not self._is_whole or self.is_tracing:
