@@ -108,7 +108,7 @@ class Judge:
         """The decision against a child process that crashed, or that takes more than was expected."""
         ahead = self._flip.ahead.prewarm
         if prewarm == "over" and ahead is not None and ahead.crash is not None:
-            return Decision(go=False, reason=f"{ahead.crash}; here the same code could end the training")
+            return Decision(go=False, reason=f"{ahead.crash}; it compiles the step and runs it once")
         if self._trainer.world_size > 1:  # one rank does not end what all wait for
             return first if prewarm == "over" else None
         if prewarm == "over":

@@ -687,7 +687,7 @@ def test_what_crashed_in_the_child_does_not_run_here(
     fit(model, [callback], max_epochs=6)
     report = callback.report
     assert report.phase == "declined"
-    assert report.reason == f"{crash}; here the same code could end the training"
+    assert report.reason == f"{crash}; it compiles the step and runs it once"
     assert not any(e["kind"] == "compiled" for e in report.events)
     assert not any(region.proven for region in report.regions)
     assert_same(plain, model)
