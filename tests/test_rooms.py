@@ -190,6 +190,15 @@ PRIVATE_TORCH = {
         "torch._functorch",
         "torch.utils._sympy",
     },
+    "swap.tracing.moving_averages": {
+        "torch._dynamo",
+        "_foreach_add",
+        "_foreach_add_",
+        "_foreach_lerp_",
+        "_foreach_mul",
+        "_foreach_mul_",
+        "_foreach_sub",
+    },
     "swap.tracing.moving_numbers": {"torch._guards"},
     # What it guards.
     "swap.tracing.added_guards": {"torch._dynamo"},

@@ -37,7 +37,7 @@ def computed_by_python() -> list[Override]:
     """
 
     def call_math(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        if _is_beyond_symbols(variable.value) and any(map(_is_symbol, args)):
+        if _is_beyond_symbols(variable.value) and any(map(is_symbol, args)):
             end_graph(
                 "function of a number that changes",
                 f"{variable} {args}",
@@ -47,7 +47,7 @@ def computed_by_python() -> list[Override]:
         return prior(variable, tx, args, kwargs)
 
     def call_builtin(prior: Any, variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        if variable.fn is float and len(args) == 1 and _is_symbol(args[0], float):
+        if variable.fn is float and len(args) == 1 and is_symbol(args[0], float):
             return args[0].realize()
         found = prior(variable, tx, args, kwargs)
         if type(found) is SymNodeVariable and _is_outcome_of_floats(found.sym_num):
@@ -81,14 +81,15 @@ def _is_beyond_symbols(function: Any) -> bool:
     return name not in _WITH_SYMBOLS and not hasattr(torch, f"_sym_{name}")
 
 
-def _is_symbol(variable: Any, kind: type = object) -> bool:
+def is_symbol(variable: Any, kind: type = object) -> bool:
+    """Whether what Dynamo traces is a number that it has a symbol for, of this kind."""
     found = variable.realize()
     return isinstance(found, SymNodeVariable) and issubclass(found.python_type(), kind)
 
 
 def known(tx: Any, variable: Any) -> Any:
     """What a comparison has found, with a guard on it."""
-    if not _is_symbol(variable, bool):
+    if not is_symbol(variable, bool):
         return variable
     return ConstantVariable.create(variable.realize().evaluate_expr(tx.output))
 

@@ -25,6 +25,7 @@ from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
 from lightning_hotcompile.swap.tracing.late_items import known_after_the_graph
 from lightning_hotcompile.swap.tracing.made_losses import made_like_others
 from lightning_hotcompile.swap.tracing.masked_values import chosen_by_where
+from lightning_hotcompile.swap.tracing.moving_averages import scaled_by_tensors
 from lightning_hotcompile.swap.tracing.moving_texts import unknown_texts
 from lightning_hotcompile.swap.tracing.number_texts import texts_by_python
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
@@ -57,6 +58,7 @@ _LEFT = (
     ended_in_short_loops,
     grow_in_python,
     computed_by_python,
+    scaled_by_tensors,
     constants_if_needed,
     kept_by_python,
     varies_everywhere,
