@@ -165,6 +165,7 @@ PRIVATE_TORCH = {
     "swap.tracing.left_variable": {"torch._dynamo"},
     "swap.tracing.kept_numbers": {"torch._dynamo"},
     # What it traces with.
+    "swap.tracing.failing_properties": {"_modules", "torch._dynamo"},
     "swap.tracing.fake_gradients": {"torch._dynamo"},
     "swap.tracing.known_values": {"torch._subclasses", "torch.utils._pytree"},
     # How it calls what makes shapes and tensors.

@@ -132,3 +132,19 @@ def test_of_what_inductor_warns_nothing_is_said(
     assert torch.allclose(found, step(x))
     assert (witness.error_of("one"), witness.runs_of("one")) == (None, 1)
     assert not [each for each in recwarn if "complex" in str(each.message) or "_prims" in str(each.message)]
+
+
+def lags(x: Tensor) -> Tensor:
+    """As GluonTS's models take them: torch warns of each index that is a list."""
+    return torch.cat([x[[slice(None), slice(lag, lag + 2)]] for lag in range(3)]).square().mean()  # type: ignore[call-overload, no-any-return]
+
+
+def test_what_an_operation_warns_of_is_not_said_by_each_line_of_a_graph() -> None:
+    x = torch.rand(8, 4, requires_grad=True)
+    witness = Witness("aot_eager")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.resetwarnings()  # a test's own would have all of them given
+        found = torch.compile(lags, backend=witness.backend_for("one"))(x)
+        found.backward()
+    assert witness.runs_of("one") == 1
+    assert all("_dynamo" in each.filename for each in said), [each.filename for each in said]

@@ -250,7 +250,7 @@ class GraphAtWork:
         message = f"compiled code of {self._graph.region} is not right: {reason}"
         if self._watch.parity == "raise":
             raise ParityError(f"{message}. Set parity='auto' to train on eagerly.")
-        if self._watch.parity == "warn":
+        if self._watch.parity == "warn" and not (self._graph.parity and self._graph.parity.raised):
             warn(f"{message}. It is used all the same: parity='warn'.")
             return None
         return self._give_up(f"not right: {reason}", ParityError(message))

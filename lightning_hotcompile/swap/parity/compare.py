@@ -154,7 +154,7 @@ class _Comparison:
             if noise > 0:
                 return self._within(noise, found, replace(learned, stochastic=True), neutral)
         except _Raised as error:
-            return replace(learned, agrees=False, reason=str(error))
+            return replace(learned, agrees=False, raised=True, reason=str(error))
         return replace(learned, agrees=False, reason=found.why_not)
 
     def _needs_all_outputs(self, first: Run, eager: CompiledFn) -> bool:

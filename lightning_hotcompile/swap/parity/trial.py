@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
+from lightning_hotcompile.swap.graphs.said_in_vain import nothing_said_in_vain
 from lightning_hotcompile.swap.graphs.saved_tensors import not_of_the_user
 from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors, without_autocast
 from lightning_hotcompile.swap.parity.clones import (
@@ -102,7 +103,8 @@ class Trial:
             at_last_save.update((i, _version(t)) for i, t in counted.items())
             return found
 
-        with put_back_after_errors(), saved_tensors_hooks(not_of_the_user(pack), _Saved.unpacked):
+        hooks = saved_tensors_hooks(not_of_the_user(pack), _Saved.unpacked)
+        with put_back_after_errors(), nothing_said_in_vain(), hooks:
             outputs = [t for t in flat(function(*clones)) if isinstance(t, Tensor)]
         # Not what was saved for a backward that no output leads to.
         saved = {_memory_of(each.tensor) for each in kept}

@@ -27,6 +27,9 @@ class Parity:
     reason: str = ""
     """Why it does not agree, or was not compared, or could be held against the noise only."""
 
+    raised: bool = False
+    """Compiled code raised: there is nothing of it to use."""
+
     changed: tuple[int, ...] = ()
     """Positions of the inputs that the graph changes in place."""
 

@@ -14,6 +14,7 @@ from lightning_hotcompile.swap.tracing.collectives import called_by_python
 from lightning_hotcompile.swap.tracing.compared_numbers import compared_like_python
 from lightning_hotcompile.swap.tracing.constant_values import known_of_constants
 from lightning_hotcompile.swap.tracing.dynamic_dims import varies_everywhere
+from lightning_hotcompile.swap.tracing.failing_properties import looked_up_after_all
 from lightning_hotcompile.swap.tracing.fake_gradients import noted_fake_gradients
 from lightning_hotcompile.swap.tracing.filled_diagonals import filled_as_views
 from lightning_hotcompile.swap.tracing.float_inputs import constants_if_needed
@@ -79,6 +80,7 @@ _LEFT = (
     known_of_constants,
     compiled_like_others,
     given_once,
+    looked_up_after_all,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
 
