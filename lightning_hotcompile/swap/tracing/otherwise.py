@@ -25,6 +25,7 @@ from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
 from lightning_hotcompile.swap.tracing.late_items import known_after_the_graph
 from lightning_hotcompile.swap.tracing.made_losses import made_like_others
 from lightning_hotcompile.swap.tracing.masked_values import chosen_by_where
+from lightning_hotcompile.swap.tracing.metric_frames import metrics_by_python
 from lightning_hotcompile.swap.tracing.moving_texts import unknown_texts
 from lightning_hotcompile.swap.tracing.number_texts import texts_by_python
 from lightning_hotcompile.swap.tracing.numpy_calls import numpy_by_numpy
@@ -76,6 +77,7 @@ _LEFT = (
     silent_in_graphs,
     known_of_constants,
     compiled_like_others,
+    metrics_by_python,
     given_once,
 )
 """What Dynamo does not stand in for, mostly at the price of a graph break, or of the whole frame."""
