@@ -176,6 +176,7 @@ PRIVATE_TORCH = {
     "swap.tracing.short_loops": {"_iter", "torch._dynamo"},
     "swap.tracing.sparse_tensors": {"_base", "_is_view", "torch._dynamo"},
     "swap.tracing.torchs_layers": {"torch._dynamo"},
+    "swap.tracing.metric_frames": {"torch._dynamo"},
     "swap.tracing.torchs_warnings": {"torch._dynamo"},
     "swap.tracing.late_items": {"torch._dynamo"},
     "swap.tracing.made_losses": {"torch._dynamo"},

@@ -147,7 +147,8 @@ class Flip:
             return Lane.EAGER
         if wanted is Lane.COMPILE:
             waits = self.batch.is_one_to_wait_after() or stance_against_compiling() is not None
-            return Lane.EAGER if waits else wanted
+            ends = self._trainer.received_sigterm  # after this step: it may have come since the last one
+            return Lane.EAGER if waits or ends else wanted
         return Lane.EAGER if is_forced_eager() else wanted
 
     def open(self, lane: Lane, *, armed: bool = True, without: str | None = None) -> None:

@@ -183,7 +183,8 @@ class SwappedRegion:
         before, graphs = self._watch.total_runs, len(witness.graphs)
         newest = witness.numbers.newest()
         witness.begin_call()
-        with self._gate.dynamic_dims.marked(args, kwargs), SignalHandlers(), limit:
+        end = functools.partial(self._end_compiling, limit) if self._gate.suppresses_errors else None
+        with self._gate.dynamic_dims.marked(args, kwargs), SignalHandlers(on_sigterm=end), limit:
             result = self._gate.as_opened(compiled.compile, *args, **kwargs)
         witness.numbers.look(self.region.name, self._gate.steps, newest)
         if self._watch.total_runs > before:
@@ -192,6 +193,11 @@ class SwappedRegion:
             self._gate.failed(HotCompileError(refused))
             self.error = refused
         return result
+
+    def _end_compiling(self, limit: TracingLimit) -> None:
+        """The rest of this step runs with what there is, so that the training comes to its end soon."""
+        self._gate.lane = Lane.REUSE
+        limit.end("SIGTERM came while it was compiled")
 
     def put(self, root: nn.Module) -> None:
         """Change the model; what was put in place is taken out again if that fails half-way."""

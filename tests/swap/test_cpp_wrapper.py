@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lightning_hotcompile.swap.dynamo import RestartCompile
 from lightning_hotcompile.swap.inductor import cpp_wrapper
 from lightning_hotcompile.swap.inductor.compilers import backward_with_forward, resolve_backend
 from lightning_hotcompile.swap.inductor.cpp_wrapper import or_else, why_not_asked, why_not_possible
+from lightning_hotcompile.swap.process.time_limit import Alarm
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
@@ -214,6 +216,22 @@ def test_what_cpp_cannot_call_is_known_the_next_time(
 
 
 @pytest.mark.slow
+def test_what_was_ended_is_not_begun_again_the_other_way(own_alarm: None) -> None:
+    """It went on for five seconds more, and from the beginning."""
+    alarm = Alarm(60.0, TimeoutError, may_throw=lambda _: True)
+
+    def is_ended(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+
+    graph = captured(torch.sin, torch.ones(2))
+    alarm.start()
+    try:
+        with pytest.raises(TimeoutError):
+            or_else(is_ended, lambda *_: pytest.fail("begun again"))(*graph)
+    finally:
+        alarm.stop()
+
+
 def test_training_is_right_where_the_first_way_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Any) -> Any:
         raise NotImplementedError("no C++ wrapper here")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_hotcompile.swap.process import time_limit as module
-from lightning_hotcompile.swap.process.time_limit import Alarm, time_limit
+from lightning_hotcompile.swap.process.time_limit import Alarm, is_over, time_limit
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm signal"),
@@ -38,6 +38,27 @@ def test_a_hang_ends_with_the_limit_and_its_value() -> None:
 def test_code_that_swallows_every_exception_is_interrupted_too() -> None:
     with pytest.raises(TimeoutError), time_limit(0.005, "limit"), contextlib.suppress(Exception):
         hang()
+
+
+def end_now_and_hang(alarm: Alarm) -> None:
+    alarm.end_now()
+    hang()
+
+
+def test_an_alarm_may_be_told_to_ring_at_once() -> None:
+    alarm = Alarm(NEVER, RuntimeError)
+    alarm.end_now()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "it was not started yet"
+    alarm.start()
+    over = [is_over()]
+    try:
+        with pytest.raises(RuntimeError):
+            end_now_and_hang(alarm)
+        over.append(is_over())
+    finally:
+        alarm.stop()
+    assert [*over, is_over()] == [False, True, False]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_the_question_itself_may_need_more_frames_than_there_are() -> None:

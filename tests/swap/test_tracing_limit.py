@@ -102,6 +102,27 @@ def test_frames_below_it_are_refused_at_once() -> None:
     assert len(traced) == 1, "another call has time of its own"
 
 
+@pytest.mark.parametrize("seconds", [60.0, None])
+def test_nothing_is_begun_after_an_end_before_the_time_is_up(seconds: float | None) -> None:
+    begun: list[Any] = []
+    limit = TracingLimit(seconds)
+
+    def function(x: Tensor) -> Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        begun.append(graph)
+        limit.end("the job ends")
+        return graph.forward
+
+    with compiling_allowed(suppress_errors=True), limit:
+        result = torch.compile(function, backend=backend)(torch.ones(2))
+    torch.testing.assert_close(result, torch.full((2,), 4.0))
+    assert (len(begun), limit.reached) == (1, "the job ends")
+
+
 def test_what_is_compiled_at_run_time_is_left_alone() -> None:
     """There is no frame that could run as the user wrote it."""
     limit = TracingLimit(60.0)

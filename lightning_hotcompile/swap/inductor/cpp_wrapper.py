@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_hotcompile.swap.dynamo import TORCH, CompiledFn, RestartCompile
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.parity.captured import copy_of, graphs_in, nodes_in
+from lightning_hotcompile.swap.process.time_limit import is_over
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +94,9 @@ def or_else(in_cpp: CompiledFn, usual: CompiledFn) -> CompiledFn:
                 return in_cpp(graph_module, example_inputs)  # type: ignore[no-any-return]
         except RestartCompile:
             raise
-        except Exception:  # noqa: BLE001  # whatever it is, the other way may do
+        except Exception:  # whatever it is, the other way may do
+            if is_over():
+                raise
             _log.debug("no C++ wrapper for a graph; its kernels are called from Python", exc_info=True)
         compiled: CompiledFn = usual(untouched, example_inputs)
         if refused:

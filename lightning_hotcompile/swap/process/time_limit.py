@@ -40,6 +40,7 @@ class Alarm:
 
     Attributes:
         active: whether it would throw; a statement that clears it cannot be interrupted, as a call may be.
+        rang: whether it has thrown, since it was started.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Alarm:
         may_throw: Callable[[FrameType | None], bool] = can_be_interrupted,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.active = False
+        self.active = self.rang = False
         self.covers_limits = covers_limits
         self._seconds = seconds
         self._error = error
@@ -75,7 +76,7 @@ class Alarm:
                 left = max(rest - (self._now() - start), _AT_ONCE)
                 signal.setitimer(signal.ITIMER_REAL, left, interval)
 
-        self._restore, self.active = restore, True
+        self._restore, self.active, self.rang = restore, True, False
         rest, interval = signal.setitimer(signal.ITIMER_REAL, self._seconds, _LOOK_AGAIN_S)
 
     def stop(self) -> None:
@@ -86,11 +87,17 @@ class Alarm:
         restore, self._restore = self._restore, None
         restore()
 
+    def end_now(self) -> None:
+        """As if the time were up; nothing happens where none counts."""
+        if self.active:
+            signal.setitimer(signal.ITIMER_REAL, _AT_ONCE, _LOOK_AGAIN_S)
+
     def _ring(self, signum: int, frame: FrameType | None) -> None:
         if not self.active or not self._may_throw_at(frame):  # the code may have ended in the meantime
             return
         # nothing is thrown into the code that cleans up after the first one
         signal.setitimer(signal.ITIMER_REAL, self._again_s, _LOOK_AGAIN_S if self._again_s else 0.0)
+        self.rang = True
         raise self._error()
 
     def _may_throw_at(self, frame: FrameType | None) -> bool:
@@ -146,7 +153,16 @@ def _can_interrupt() -> bool:
 
 def is_limited() -> bool:
     """Whether an alarm is set that covers all limits inside."""
+    return (alarm := _in_force()) is not None and alarm.covers_limits
+
+
+def is_over() -> bool:
+    """Whether what runs was told to end: nothing else need be tried in its place."""
+    return (alarm := _in_force()) is not None and alarm.rang
+
+
+def _in_force() -> Alarm | None:
     if not hasattr(signal, "setitimer"):
-        return False
+        return None
     owner = getattr(signal.getsignal(signal.SIGALRM), "__self__", None)
-    return isinstance(owner, Alarm) and owner.active and owner.covers_limits
+    return owner if isinstance(owner, Alarm) and owner.active else None

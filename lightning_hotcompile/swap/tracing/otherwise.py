@@ -26,6 +26,7 @@ from lightning_hotcompile.swap.tracing.known_values import forgotten_for_shapes
 from lightning_hotcompile.swap.tracing.late_items import known_after_the_graph
 from lightning_hotcompile.swap.tracing.made_losses import made_like_others
 from lightning_hotcompile.swap.tracing.masked_values import chosen_by_where
+from lightning_hotcompile.swap.tracing.metric_frames import metrics_by_python
 from lightning_hotcompile.swap.tracing.moving_averages import scaled_by_tensors
 from lightning_hotcompile.swap.tracing.moving_texts import unknown_texts
 from lightning_hotcompile.swap.tracing.number_texts import texts_by_python
@@ -79,6 +80,7 @@ _LEFT = (
     silent_in_graphs,
     known_of_constants,
     compiled_like_others,
+    metrics_by_python,
     given_once,
     looked_up_after_all,
 )

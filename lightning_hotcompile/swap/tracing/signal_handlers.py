@@ -58,9 +58,14 @@ class SignalHandlers:
     After any error no mode is left that was opened inside: one may come between the two instructions of
     torch's that put a mode in force and that remember to take it back. In the main thread only, as handlers
     are.
+
+    Args:
+        on_sigterm: called when a handler of ``SIGTERM`` has returned: it has noted that the process is to
+            end, as Lightning's does, and whoever asks for that soon kills what has not ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_sigterm: Callable[[], None] | None = None) -> None:
+        self._on_sigterm = on_sigterm
         self.is_open = False
         self.raised: BaseException | None = None
         self._ours: dict[int, _OutsideOfModes] = {}
@@ -96,6 +101,11 @@ class SignalHandlers:
             _have_functions_seen_by(self._function_modes)
         if (raised := self.raised) is not None and raised is not error:
             raise raised from raised.__cause__
+
+    def returned(self, number: int) -> None:
+        """A handler of this signal has returned."""
+        if self.is_open and number == signal.SIGTERM and self._on_sigterm is not None:
+            self._on_sigterm()
 
     def is_compiling(self, frame: FrameType | None) -> bool:
         """Whether Dynamo is at work at this frame, or a graph is run or compared, and not the user's code."""
@@ -166,6 +176,7 @@ class _OutsideOfModes:
         window = self._window
         if not window.is_open or not window.is_compiling(frame):  # open no more: somebody has kept this
             self.handler(number, frame)
+            window.returned(number)
             return
         try:
             with window.outside_of_modes():
@@ -176,6 +187,7 @@ class _OutsideOfModes:
         except BaseException as error:
             window.raised = error
             raise
+        window.returned(number)
 
 
 def _is_of_others(handler: object) -> TypeGuard[_Handler]:

@@ -24,7 +24,7 @@ class TracingLimit:
         seconds: the limit, ``None`` for none; in the main thread of a POSIX system only.
 
     Attributes:
-        reached: that it was reached, in words.
+        reached: that it was reached, or why it was ended before that, in words.
         frames: how many Dynamo has begun to compile, those of other threads' calls left out.
     """
 
@@ -51,6 +51,11 @@ class TracingLimit:
         ):
             while own in callbacks:
                 callbacks.remove(own)
+
+    def end(self, why: str) -> None:
+        """What is compiled now ends where it can be interrupted, and in this call nothing more is begun."""
+        self.reached = self._said = why
+        self._alarm.end_now()
 
     def _error(self) -> TimeoutError:
         self.reached = self._said
