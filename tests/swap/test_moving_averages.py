@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lightning_hotcompile.swap.compiled_function import CompiledFunction
+from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 from tests.hot import STEP, assert_proven, assert_same, hot
 from tests.models import Small, fit, seeded
 
@@ -100,6 +103,26 @@ def assert_compiled_once(update: Callable[[Weights, Weights, float], None], **op
 @pytest.mark.parametrize("update", UPDATES)
 def test_a_momentum_that_changes_is_no_constant(update: Callable[[Weights, Weights, float], None]) -> None:
     assert_compiled_once(update)
+
+
+KINDS = [(torch.float32, torch.bfloat16), (torch.float64, torch.float32), (torch.float64, torch.int64)]
+
+
+@pytest.mark.parametrize(("longer", "shorter"), KINDS)
+def test_a_shorter_kind_is_not_rounded_once_more(longer: torch.dtype, shorter: torch.dtype) -> None:
+    """Such a momentum stays a constant of the code, as torch has it."""
+
+    def follow(average: Tensor, weight: Tensor, momentum: float) -> Tensor:
+        return average.add(weight, alpha=1 - momentum)
+
+    compiled = CompiledFunction(
+        follow, resolve_backend("aot_eager", None, None), dynamic=None, fullgraph=True
+    )
+    average, weight = torch.linspace(-1, 1, 7, dtype=longer), torch.arange(7).mul(1001 / 3).to(shorter)
+    for momentum in (0.9, 0.91, 0.937):
+        with compiling_allowed(suppress_errors=False):
+            found = compiled.compile(average, weight, momentum)
+        assert torch.equal(found, follow(average, weight, momentum))
 
 
 @pytest.mark.slow

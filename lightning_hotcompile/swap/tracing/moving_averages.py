@@ -20,7 +20,7 @@ from lightning_hotcompile.swap.tracing.changing_numbers import is_symbol
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 _PRECISE = frozenset({torch.float32, torch.float64})
-"""Eager scales in 32 bit at least: in shorter numbers the product would be rounded once more."""
+"""Eager scales in the longest of the kinds: in shorter numbers the product would be rounded once more."""
 
 
 def scaled_by_tensors() -> list[Override]:
@@ -42,19 +42,22 @@ def scaled_by_tensors() -> list[Override]:
 
 def _traced(tx: Any, instead: Callable[..., Any] | None, args: Sequence[Any], kwargs: Any) -> Any:
     """What a call gives, if it is one with a number that changes; else ``None``."""
-    if instead is None or not args or kwargs.keys() - {"alpha", "weight"} or not _is_precise(args[0]):
+    if instead is None or not args or kwargs.keys() - {"alpha", "weight"}:
         return None
     number = kwargs.get("alpha") if instead in _SCALED else kwargs.get("weight", args[-1])
     if number is None or not is_symbol(number, float):
         return None
+    if not _are_precise([each for each in args if each is not number]):
+        return None
     return tx.inline_user_function_return(VariableTracker.build(tx, instead), list(args), kwargs)
 
 
-def _is_precise(variable: Any) -> bool:
-    """Whether it is a tensor of 32 bit floats or longer ones, or a list of such."""
-    found = variable.realize()
-    each = found.items if isinstance(found, BaseListVariable) else [found]
-    return bool(each) and all(getattr(one.realize(), "dtype", None) in _PRECISE for one in each)
+def _are_precise(variables: Sequence[Any]) -> bool:
+    """Whether they are tensors of one kind, 32 bit floats or longer ones, or lists of such."""
+    found = [variable.realize() for variable in variables]
+    each = [one for v in found for one in (v.items if isinstance(v, BaseListVariable) else [v])]
+    dtypes = {getattr(one.realize(), "dtype", None) for one in each}
+    return len(dtypes) == 1 and dtypes <= _PRECISE
 
 
 def _tensor(number: float, like: Tensor) -> Tensor:
