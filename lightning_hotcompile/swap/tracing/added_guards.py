@@ -64,8 +64,8 @@ _METHODS = "_hotcompile_methods"
 """Where it keeps the methods that are guarded, by their class and name."""
 
 
-def guarded_too() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def guard_key(variable: Any, key: Any) -> None:
         """Which object it was that a dict or set does not have; of functions Dynamo guards the code alone."""

@@ -27,8 +27,8 @@ _FLAGS = (torch.bool, torch.uint8)
 """Of which the number is asked for as well. Others count: a position in a queue, the steps until now."""
 
 
-def known_from_buffers() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def next_instruction(prior: Any, tx: Any, instruction: Any) -> Any:
         prior(tx, instruction)

@@ -33,8 +33,8 @@ _ASKED = "_hotcompile_cached"
 _Question = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def asked_by_guards() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         found = _answer(variable, tx, args, kwargs)

@@ -37,8 +37,8 @@ _BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
 """
 
 
-def errors_stay_caught() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def create_proxy(prior: Any, output: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
         frame = _catching(output.current_tx) if kind.startswith("call_") else None

@@ -76,8 +76,8 @@ _left: Any = ExactWeakKeyDictionary()
 """Names of what is left to Python, by the code of the function; what comes after a break is a part of it."""
 
 
-def grow_in_python() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         kind, source = type(value), builder.source

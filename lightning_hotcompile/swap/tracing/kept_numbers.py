@@ -29,8 +29,8 @@ _kept: Any = ExactWeakKeyDictionary()
 """Names of attributes, by the code of the function that sets them."""
 
 
-def kept_by_python() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         source = builder.source

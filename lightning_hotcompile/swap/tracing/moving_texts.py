@@ -27,8 +27,8 @@ _values: Any = ExactWeakKeyDictionary()
 """By name of the source, by the code that goes on after a break."""
 
 
-def unknown_texts() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         source, code = builder.source, builder.tx.output.root_tx.f_code

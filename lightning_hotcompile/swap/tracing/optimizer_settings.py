@@ -20,8 +20,8 @@ from lightning_hotcompile.swap.tracing.overrides import Override
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 
 
-def as_they_are() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
         if name == "param_groups" and not _is_an_optimizers(tx):

@@ -35,8 +35,8 @@ _GUARDED = "_hotcompile_silent"
 """Where a graph in the making keeps what of its loggers is guarded."""
 
 
-def silent_in_graphs() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         known = None if variable.source is None else _known(variable.value, name, args, kwargs)

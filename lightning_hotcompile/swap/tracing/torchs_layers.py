@@ -31,8 +31,8 @@ _LAYERS = frozenset(
 _now = threading.local()
 
 
-def compiled_like_others() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def convert(prior: Any, wrapper: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         before = getattr(_now, "code", None)
