@@ -1,4 +1,4 @@
-"""What stands in a traced frame for an object that Python itself is to use."""
+"""What stands, while a frame is traced, for an object that only Python itself is to use."""
 
 from __future__ import annotations
 
