@@ -162,7 +162,7 @@ PRIVATE_TORCH = {
         "_get_current_graph_task_keep_graph",
     },
     # What stands in a frame for an object that it leaves alone.
-    "swap.tracing.left_variable": {"torch._dynamo"},
+    "swap.tracing.left_variable": {"torch._dynamo", "torch._guards"},
     "swap.tracing.kept_numbers": {"torch._dynamo"},
     # What it traces with.
     "swap.tracing.failing_properties": {"_modules", "torch._dynamo"},

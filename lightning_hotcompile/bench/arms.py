@@ -6,6 +6,7 @@ import functools
 import types
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,30 +20,45 @@ from lightning_hotcompile.swap.steplog import recorded_logs, stand_ins
 Prepared = tuple[LightningModule, list[Callback]]
 
 
-def eager(case: Case, options: dict[str, Any]) -> Prepared:
-    """As the user wrote it."""
-    return case.model(), []
+class AtStart(Callback):
+    """Changes a Trainer when training starts."""
+
+    def __init__(self, change: Callable[[Trainer], None]) -> None:
+        self._change = change
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before the first step."""
+        self._change(trainer)
 
 
-def whole_model(case: Case, options: dict[str, Any]) -> Prepared:
-    """``model.compile()``: what many try first; it compiles only what goes through ``self(x)``."""
-    model = case.model()
-    model.compile()
-    return model, []
+@dataclass(frozen=True, kw_only=True)
+class ByHand:
+    """A way to train without the callback: what is changed of the model as the user wrote it."""
 
+    model: Callable[[LightningModule], None] | None = None
+    optimizers: Callable[[Trainer], None] | None = None
+    """Changes the Trainer's optimizers, which are there once training starts."""
 
-def blocks(case: Case, options: dict[str, Any]) -> Prepared:
-    """``.compile()`` on each repeated block, or on the large children where nothing repeats.
+    def prepared(self, case: Case, options: dict[str, Any]) -> Prepared:
+        """The case in this way, from its first step on."""
+        model = case.model()
+        if self.model is not None:
+            self.model(model)
+        return model, [] if self.optimizers is None else [AtStart(self.optimizers)]
 
-    On a class of torch's own (``nn.Sequential``) it does nothing, as for everybody who does this.
-    """
-    model = case.model()
-    compile_blocks(model)
-    return model, []
+    def put(self, trainer: Trainer) -> None:
+        """The same, put in place while a model trains."""
+        if self.model is not None:
+            self.model(trainer.lightning_module)
+        if self.optimizers is not None:
+            self.optimizers(trainer)
 
 
 def compile_blocks(model: LightningModule) -> None:
-    """``.compile()`` on each of :func:`block_names`."""
+    """``.compile()`` on each of :func:`block_names`.
+
+    On a class of torch's own (``nn.Sequential``) it does nothing, as for everybody who does this.
+    """
     for name in block_names(model):
         model.get_submodule(name).compile()
 
@@ -62,15 +78,8 @@ def block_names(model: LightningModule) -> list[str]:
     return found or [b.name for b in regions if b.repeated] or [b.name for b in regions]
 
 
-def step(case: Case, options: dict[str, Any]) -> Prepared:
-    """``training_step`` by ``torch.compile``, its log calls made afterwards."""
-    model = case.model()
-    compile_step(model)
-    return model, []
-
-
 def compile_step(model: LightningModule) -> None:
-    """Replace ``training_step``.
+    """``training_step`` by ``torch.compile``, its log calls made afterwards.
 
     Raises:
         NotImplementedError: the model steps its optimizers by hand.
@@ -89,16 +98,8 @@ def compile_step(model: LightningModule) -> None:
     model.training_step = types.MethodType(training_step, model)  # type: ignore[method-assign]
 
 
-class CompiledOptimizer(Callback):
-    """Compiles the optimizer's step from the first one on, its learning rates as tensors."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace ``step`` on each optimizer."""
-        compile_optimizers(trainer)
-
-
 def compile_optimizers(trainer: Trainer) -> None:
-    """Replace ``step`` on each optimizer."""
+    """Compile the ``step`` of each optimizer, with learning rates as tensors."""
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(float(group["lr"]))  # a new float would mean a recompile
@@ -119,29 +120,17 @@ def _compile_optimizer(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step = optimizer_step  # type: ignore[method-assign]
 
 
-def step_and_optimizer(case: Case, options: dict[str, Any]) -> Prepared:
-    """Both."""
-    model, _ = step(case, options)
-    return model, [CompiledOptimizer()]
+def fuse_optimizers(trainer: Trainer) -> None:
+    """Torch's fused kernels from now on, as ``fused=True`` asks for.
 
-
-class FusedOptimizers(Callback):
-    """Torch's fused kernels update the weights, whoever computes the gradients."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From the first step on."""
-        fuse_optimizers(trainer)
-
-
-def eager_and_fused(case: Case, options: dict[str, Any]) -> Prepared:
-    """Eager with ``fused=True`` on its optimizers, which needs no compiler."""
-    return case.model(), [FusedOptimizers()]
-
-
-def step_and_fused(case: Case, options: dict[str, Any]) -> Prepared:
-    """The compiled step, with ``fused=True`` on the optimizers."""
-    model, _ = step(case, options)
-    return model, [FusedOptimizers()]
+    Raises:
+        NotImplementedError: an optimizer has none.
+    """
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    if any("fused" not in group for group in groups):
+        raise NotImplementedError("an optimizer has no fused kernel")
+    for group in groups:
+        group["fused"], group["foreach"] = True, False
 
 
 def hotcompile(case: Case, options: dict[str, Any]) -> Prepared:
@@ -160,16 +149,22 @@ HOTCOMPILE, PREPARING = "hotcompile", "preparing"
 UNCOMPILED = (EAGER, EAGER_FUSED)
 """Arms that compile nothing: what the compiler's cache holds makes no difference to them."""
 
-ARMS: dict[str, Callable[[Case, dict[str, Any]], Prepared]] = {
-    EAGER: eager,
-    "model": whole_model,
-    "blocks": blocks,
-    "step": step,
-    "step+optimizer": step_and_optimizer,
-    EAGER_FUSED: eager_and_fused,
-    "step+fused": step_and_fused,
-    HOTCOMPILE: hotcompile,
+BY_HAND = {
+    EAGER: ByHand(),
+    # What many try first; it compiles only what goes through ``self(x)``.
+    "model": ByHand(model=lambda model: model.compile()),
+    "blocks": ByHand(model=compile_blocks),
+    "step": ByHand(model=compile_step),
+    "step+optimizer": ByHand(model=compile_step, optimizers=compile_optimizers),
+    EAGER_FUSED: ByHand(optimizers=fuse_optimizers),
+    "step+fused": ByHand(model=compile_step, optimizers=fuse_optimizers),
 }
+"""All ways without the callback, by name."""
+
+IN_PLACE = {name: way.put for name, way in BY_HAND.items() if name != EAGER_FUSED}
+"""Those that the callback's steps are timed against in one process."""
+
+ARMS = {**{name: way.prepared for name, way in BY_HAND.items()}, HOTCOMPILE: hotcompile}
 """All arms, by name."""
 
 USUAL = tuple(arm for arm in ARMS if not arm.endswith("+fused"))
@@ -177,37 +172,3 @@ USUAL = tuple(arm for arm in ARMS if not arm.endswith("+fused"))
 
 TRAININGS = {**ARMS, PREPARING: preparing}
 """All that can be trained: the arms, and what is not measured."""
-
-
-def _step_and_optimizers(trainer: Trainer) -> None:
-    compile_step(trainer.lightning_module)
-    compile_optimizers(trainer)
-
-
-def _step_and_fused(trainer: Trainer) -> None:
-    compile_step(trainer.lightning_module)
-    fuse_optimizers(trainer)
-
-
-def fuse_optimizers(trainer: Trainer) -> None:
-    """Torch's fused kernels from now on, as ``fused=True`` asks for.
-
-    Raises:
-        NotImplementedError: an optimizer has none.
-    """
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    if any("fused" not in group for group in groups):
-        raise NotImplementedError("an optimizer has no fused kernel")
-    for group in groups:
-        group["fused"], group["foreach"] = True, False
-
-
-IN_PLACE: dict[str, Callable[[Trainer], None]] = {
-    EAGER: lambda trainer: None,
-    "model": lambda trainer: trainer.lightning_module.compile(),
-    "blocks": lambda trainer: compile_blocks(trainer.lightning_module),
-    "step": lambda trainer: compile_step(trainer.lightning_module),
-    "step+optimizer": _step_and_optimizers,
-    "step+fused": _step_and_fused,
-}
-"""The same ways, put in place while a model trains."""

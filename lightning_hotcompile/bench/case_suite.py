@@ -18,9 +18,9 @@ from lightning_hotcompile.bench import provenance
 from lightning_hotcompile.bench.cases import CASES
 from lightning_hotcompile.bench.kept_rows import FAILED, OF_A_ROW, KeptRows, Row, all_of
 from lightning_hotcompile.bench.record_file import writing
-from lightning_hotcompile.bench.rows import cases_in
+from lightning_hotcompile.bench.rows import cases_in, check_names
 from lightning_hotcompile.bench.runs import RunFailed, run_in_process
-from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.errors import ConfigError
 
 Runner = Callable[[str, str, Mapping[str, Any], Path], dict[str, Any]]
 """Measures a case in one way, with options of the callback and an empty folder for compiled code."""
@@ -40,11 +40,13 @@ class CaseSuite(ABC):
     """Options of the callback for all rows."""
 
     def __post_init__(self) -> None:
-        for name in (*self.cases, *self.quick_cases):
-            if name not in CASES:
-                raise ConfigError(
-                    f"cases: {name!r} is unknown: use {', '.join(CASES)}{near_names(str(name), CASES)}."
-                )
+        check_names("cases", (*self.cases, *self.quick_cases), CASES)
+
+    def _at_least(self, **least: int) -> None:
+        """Check the suite's numbers of these names."""
+        for name, number in least.items():
+            if (value := getattr(self, name)) < number:
+                raise ConfigError(f"{name}={value!r} is not allowed: give {number} or more.")
 
     @property
     @abstractmethod

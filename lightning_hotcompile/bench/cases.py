@@ -83,10 +83,10 @@ class Batches(IterableDataset[Batch]):
             yield batch
 
 
-def _classes(*shape: int, classes: int = 10, batch: int = 64) -> Callable[[torch.Generator], Batch]:
+def _classes(*shape: int, batch: int = 64) -> Callable[[torch.Generator], Batch]:
     def make(generator: torch.Generator) -> Batch:
         x = torch.randn(batch, *shape, generator=generator)
-        return x, torch.randint(0, classes, (batch,), generator=generator)
+        return x, torch.randint(0, 10, (batch,), generator=generator)
 
     return make
 

@@ -10,7 +10,6 @@ from typing import Any
 from lightning_hotcompile.bench.case_suite import CaseSuite, origin
 from lightning_hotcompile.bench.kept_rows import Row, failures
 from lightning_hotcompile.bench.regret import geometric_mean
-from lightning_hotcompile.errors import ConfigError
 
 KEPT, LEFT = "kept", "left"
 
@@ -38,9 +37,7 @@ class HeapSuite(CaseSuite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value, least in (("steps", self.steps, 10), ("turns", self.turns, 1)):
-            if value < least:
-                raise ConfigError(f"{name}={value!r} is not allowed: give {least} or more.")
+        self._at_least(steps=10, turns=1)
 
     @property
     def name(self) -> str:

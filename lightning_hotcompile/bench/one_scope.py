@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_hotcompile.bench.arms import FusedOptimizers
+from lightning_hotcompile.bench.arms import AtStart, fuse_optimizers
 from lightning_hotcompile.bench.cases import CASES, Case
 from lightning_hotcompile.bench.measuring_process import given
 from lightning_hotcompile.bench.quiet import train
@@ -57,7 +57,7 @@ class OpsOfOneStep(Callback):
 def run(case: Case, pairs: int, options: dict[str, Any], *, fused: bool = False) -> dict[str, Any]:
     """Train until ``pairs`` pairs of eager and compiled steps are measured; eager time / compiled time."""
     hot, ops = HotCompile(**options), OpsOfOneStep()
-    before: list[Callback] = [FusedOptimizers()] if fused else []
+    before: list[Callback] = [AtStart(fuse_optimizers)] if fused else []
     steps = _STEPS_BEFORE_PAIRS + _STEPS_PER_PAIR * pairs
     callbacks = [*before, ops, hot]
     trainer = train(case.model(), case.batches(), callbacks, max_epochs=1, limit_train_batches=steps)

@@ -29,9 +29,9 @@ from lightning_hotcompile.bench.process_runner import ProcessRunner
 from lightning_hotcompile.bench.progress import progress_bar
 from lightning_hotcompile.bench.regret import Cell, cells_of, drift
 from lightning_hotcompile.bench.results import Results, Task
-from lightning_hotcompile.bench.rows import cases_in
+from lightning_hotcompile.bench.rows import cases_in, check_names
 from lightning_hotcompile.bench.runs import Run, RunFailed
-from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.errors import ConfigError
 
 _T = TypeVar("_T")
 
@@ -72,8 +72,8 @@ class RegretSuite:
     """Options of the callback."""
 
     def __post_init__(self) -> None:
-        _known("cases", [*self.cases, *self.quick_cases, *self.most_steps], CASES)
-        _known("arms", self.arms, ARMS)
+        check_names("cases", [*self.cases, *self.quick_cases, *self.most_steps], CASES)
+        check_names("arms", self.arms, ARMS)
         for steps in (*self.lengths, *self.quick_lengths, *self.most_steps.values(), self.probe_steps):
             _whole("a length", steps, 1)
         _whole("turns", self.turns, 1)
@@ -200,13 +200,6 @@ class RegretSuite:
 def _whole(what: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{what} of {value!r} is not allowed: give whole numbers of {least} or more.")
-
-
-def _known(what: str, names: Sequence[str], known: Mapping[str, object]) -> None:
-    for name in names:
-        if name not in known:
-            hint = near_names(str(name), known)
-            raise ConfigError(f"{what}: {name!r} is unknown: use {', '.join(known)}{hint}.")
 
 
 def _interleaved(first: Sequence[_T], second: Sequence[_T]) -> list[_T]:

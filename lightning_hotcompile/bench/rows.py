@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,18 @@ def cases_in(case: object) -> list[str]:
         (['mlp'], [], True)
     """
     return list(CASES) if case in ("all", ["all"]) else names_in(case)
+
+
+def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Whether all names that were given for ``what`` (``cases``, say) are known.
+
+    Raises:
+        ConfigError: one of them is not; the message says which there are.
+    """
+    for name in names:
+        if name not in known:
+            hint = near_names(str(name), known)
+            raise ConfigError(f"{what}: {name!r} is unknown: use {', '.join(known)}{hint}.")
 
 
 def chosen(rows: Sequence[Row], cases: Sequence[str]) -> list[Row]:

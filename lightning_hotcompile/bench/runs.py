@@ -117,12 +117,6 @@ def run_in_process(
     environment = environment_for(HOTCOMPILE, folder, threads)
     if compiler_files is not None:
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(compiler_files)
-    return _last_json(module, arguments, environment, limit_s)
-
-
-def _last_json(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], limit_s: float = MOST_SECONDS
-) -> dict[str, Any]:
     return last_json(*run_alone([sys.executable, "-m", module, *arguments], environment, limit_s))
 
 

@@ -57,8 +57,7 @@ class ScopesSuite(CaseSuite):
         for file in self.also:
             if not Path(file).is_file():
                 raise ConfigError(f"also: there is no file {file!r}: give a scopes.json of another run.")
-        if self.pairs < 10:
-            raise ConfigError(f"pairs={self.pairs!r} is not allowed: give 10 or more.")
+        self._at_least(pairs=10)
 
     @property
     def name(self) -> str:
@@ -97,8 +96,7 @@ class ScopesSuite(CaseSuite):
 
     def frame(self, rows: Sequence[Row]) -> pd.DataFrame:
         """One row for each case and scope; of the operations how many, and what the prior is fitted to."""
-        flat = [_flat(row) for row in rows]
-        return pd.DataFrame(flat)
+        return pd.DataFrame([_flat(row) for row in rows])
 
     def page(self, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
         """The table of the ratios, one column for each scope, and how they were measured."""

@@ -13,7 +13,7 @@ from lightning_hotcompile.bench.arms import EAGER, IN_PLACE
 from lightning_hotcompile.bench.case_suite import CaseSuite, Runner, origin
 from lightning_hotcompile.bench.kept_rows import FAILED, Row, failures, is_impossible
 from lightning_hotcompile.bench.regret import geometric_mean
-from lightning_hotcompile.errors import ConfigError, near_names
+from lightning_hotcompile.bench.rows import check_names
 
 BY_HAND_GOAL, EAGER_GOAL = 0.99, 1 / 1.05
 
@@ -56,18 +56,8 @@ class SteadySuite(CaseSuite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for arm in self.arms:
-            if arm not in COLUMNS:
-                raise ConfigError(
-                    f"arms: {arm!r} is unknown: use {', '.join(COLUMNS)}{near_names(str(arm), COLUMNS)}."
-                )
-        for name, value, least in (
-            ("blocks", self.blocks, 12),
-            ("pairs", self.pairs, 1),
-            ("steps", self.steps, 10),
-        ):
-            if value < least:
-                raise ConfigError(f"{name}={value!r} is not allowed: give {least} or more.")
+        check_names("arms", self.arms, COLUMNS)
+        self._at_least(blocks=12, pairs=1, steps=10)
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from lightning_hotcompile.capture.order import (
     Window,
 )
 from lightning_hotcompile.capture.summary import to_json
-from lightning_hotcompile.capture.verdict import DECIDED
+from lightning_hotcompile.capture.verdict import DECIDED, companions
 from lightning_hotcompile.either_lightning import Callback
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.receipt.samples import StepSamples
@@ -69,9 +69,7 @@ class Capture(Callback):
             return
         self._device = pl_module.device.type
         self._clock = StepClock(device_type=self._device, now=self._now)
-        mine: list[Any] = [c for c in trainer.callbacks if isinstance(c, self._companion_type)]  # type: ignore[attr-defined]
-        own = [c for c in mine if not c.from_environment]  # of both it is the one that works
-        self._companion = next(iter(own or mine), None)
+        self._companion = next(iter(companions(trainer, self._companion_type)), None)
         profiler = type(trainer.profiler)  # type: ignore[attr-defined]
         if any(base.__name__ == "PyTorchProfiler" for base in profiler.__mro__):
             self._do_without(f"the Trainer has torch's profiler itself ({profiler.__name__})")

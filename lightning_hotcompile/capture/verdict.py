@@ -53,7 +53,7 @@ class AwaitVerdict(Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Set the options of each HotCompile, before any of them has planned."""
-        for callback in self._companions(trainer):
+        for callback in companions(trainer, self._companion_type):
             config = replace(callback.config, cost_gate=False, prewarm=False, store="auto")
             if self._order.backend is not None:
                 config = replace(config, backend=self._order.backend)
@@ -61,9 +61,7 @@ class AwaitVerdict(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to wait; the script's own HotCompile is the one that measures."""
-        found = self._companions(trainer)
-        own = [c for c in found if not c.from_environment]
-        self._companion = next(iter(own or found), None)
+        self._companion = next(iter(companions(trainer, self._companion_type)), None)
         self._planned = self._remaining(trainer)
         self._since, self._steps = self._now(), 0
 
@@ -118,5 +116,8 @@ class AwaitVerdict(Callback):
         if trainer.is_global_zero:
             write_whole(Path(self._order.folder, VERDICT_FILE), json.dumps(record))
 
-    def _companions(self, trainer: pl.Trainer) -> list[Any]:
-        return [c for c in trainer.callbacks if isinstance(c, self._companion_type)]  # type: ignore[attr-defined]
+
+def companions(trainer: pl.Trainer, kind: type[Callback]) -> list[Any]:
+    """The Trainer's callbacks of this class. Those in the script's own code come first: they do the work."""
+    found: list[Any] = [c for c in trainer.callbacks if isinstance(c, kind)]  # type: ignore[attr-defined]
+    return sorted(found, key=lambda callback: bool(callback.from_environment))

@@ -180,12 +180,12 @@ def choose_scope(
     return "step", "the whole step as one graph gains most on models that capture"
 
 
-def other_scopes(module: nn.Module, plan: CompilePlan, *, step: str = "training_step") -> tuple[str, ...]:
+def other_scopes(module: nn.Module, plan: CompilePlan) -> tuple[str, ...]:
     """Scopes that can be tried after the one that ``auto`` has chosen by rule, the most promising first.
 
     None where the rule had no choice: where modules have to stay eager, or the step cannot be one graph.
     """
-    if _why_not_whole(module, plan.islands, step) is not None:
+    if _why_not_whole(module, plan.islands, "training_step") is not None:
         return ()
     return tuple(scope for scope in ("step", "module") if scope != plan.scope)
 

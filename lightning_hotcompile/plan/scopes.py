@@ -137,17 +137,6 @@ def _as_block(name: str, module: nn.Module) -> Block:
     )
 
 
-def _single(block: Block) -> Region:
-    return Region(
-        name=block.name,
-        kind="module",
-        members=(block.name,),
-        class_name=block.class_name,
-        parameters=block.parameters,
-        structure=block.structure,
-    )
-
-
 def _group(blocks: Sequence[Block]) -> tuple[Region, ...]:
     """One region per structure; blocks of one structure share one compiled function."""
     groups: dict[str, list[Block]] = {}
@@ -155,25 +144,28 @@ def _group(blocks: Sequence[Block]) -> tuple[Region, ...]:
         groups.setdefault(block.structure, []).append(block)
     regions: list[Region] = []
     for members in groups.values():
-        region = _single(members[0]) if len(members) == 1 else _group_region(members)
+        region = _region_of(members)
         times = sum(r.name == region.name or r.name.startswith(f"{region.name} #") for r in regions)
         regions.append(replace(region, name=f"{region.name} #{times + 1}") if times else region)
     return tuple(regions)
 
 
-def _group_region(members: Sequence[Block]) -> Region:
+def _region_of(blocks: Sequence[Block]) -> Region:
+    names, first = tuple(block.name for block in blocks), blocks[0]
     return Region(
-        name=_common_name([b.name for b in members]),
-        kind="group",
-        members=tuple(b.name for b in members),
-        class_name=members[0].class_name,
-        parameters=members[0].parameters,
-        structure=members[0].structure,
+        name=_common_name(names),
+        kind="module" if len(names) == 1 else "group",
+        members=names,
+        class_name=first.class_name,
+        parameters=first.parameters,
+        structure=first.structure,
     )
 
 
 def _common_name(names: Sequence[str]) -> str:
     """``net.blocks.*`` for ``net.blocks.0`` and ``net.blocks.1``; else the first name and a count."""
+    if len(names) == 1:
+        return names[0]
     parents = {n.rpartition(".")[0] for n in names}
     parent = parents.pop()
     return f"{parent}.*" if parent and not parents else f"{names[0]} +{len(names) - 1}"

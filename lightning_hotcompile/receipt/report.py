@@ -87,7 +87,7 @@ class FusedOptimizer:
 
 
 class _Printed:
-    """A field for what is a text once it is read: printing a plan takes as long as many a training step."""
+    """A text that is made when it is first read: printing a plan takes as long as many a training step."""
 
     def __get__(self, report: Report | None, owner: type[Report]) -> str:
         if report is None:

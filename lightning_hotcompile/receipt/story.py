@@ -108,8 +108,8 @@ class Story:
         """Compiling begins."""
         self._emit(Compiling(step=self._step(), regions=regions))
 
-    def compiled(self, graphs: Sequence[Graph], known: Collection[str], reasons: Sequence[str] = ()) -> None:
-        """Graphs went through the backend; one of a region that was known before is a recompile."""
+    def compiled(self, graphs: Sequence[Graph], known: Collection[str], reason: str | None = None) -> None:
+        """Graphs went through the backend; one of a region in ``known`` is a recompile, for this reason."""
         for graph in graphs:
             if graph.error is not None and graph.parity is None:
                 continue  # told as a fallback when the region is taken out
@@ -126,8 +126,8 @@ class Story:
         for graph in graphs:
             if graph.region in known:
                 self.recompiles += 1
-                reason = reasons[-1] if reasons else "another variant of the step"
-                self._emit(Recompiled(step=self._step(), region=graph.region, reason=reason))
+                why = reason or "another variant of the step"
+                self._emit(Recompiled(step=self._step(), region=graph.region, reason=why))
 
     def _compared(self, graph: Graph) -> None:
         parity = graph.parity

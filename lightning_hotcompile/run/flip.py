@@ -14,7 +14,7 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.ahead import Ahead
-from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
+from lightning_hotcompile.swap.dynamo import last_recompile_reason
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.installation import Installation
@@ -182,9 +182,9 @@ class Flip:
         graphs = self.installation.witness.graphs
         known = {g.region for g in graphs[:told]}
         again = any(g.region in known for g in graphs[told:])
-        reasons = recent_recompile_reasons() if again else []
-        self.recompile_reason = reasons[-1] if reasons else self.recompile_reason
-        self._story.compiled(graphs[told:], known, reasons)
+        reason = last_recompile_reason() if again else None
+        self.recompile_reason = reason or self.recompile_reason
+        self._story.compiled(graphs[told:], known, reason)
 
     @property
     def has_news(self) -> bool:

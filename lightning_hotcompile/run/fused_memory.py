@@ -58,16 +58,10 @@ class FusedMemory:
         profile = self._store.find(self._key(optimizer))
         if profile is None or not self._is_recent(profile.when):
             return None
-        values = (
-            profile.speedup,
-            profile.speedup_low,
-            profile.speedup_high,
-            profile.eager_s,
-            profile.compiled_s,
-        )
-        if None in values:
+        value, low, high = profile.speedup, profile.speedup_low, profile.speedup_high
+        loop_s, fused_s = profile.eager_s, profile.compiled_s
+        if value is None or low is None or high is None or loop_s is None or fused_s is None:
             return None
-        value, low, high, loop_s, fused_s = (float(v or 0.0) for v in values)
         ratio = Ratio(value=value, low=low, high=high, n=profile.pairs, confidence=confidence)
         return Timed(loop_s=loop_s, fused_s=fused_s, speedup=ratio, when=profile.when)
 

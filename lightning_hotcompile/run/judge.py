@@ -39,7 +39,7 @@ _ATTEMPTS = 4
 
 
 class Judge:
-    """Says what is known about a signature, in the words of the machine.
+    """Says what is known about a signature, as the :class:`Facts` that the state machine decides by.
 
     Args:
         trainer: knows how many steps are left.

@@ -134,11 +134,10 @@ class Memory:
             crowding: time of a child beside this training / time of a compile that has all cores.
             ops: of the step, ``None`` if they were not recorded.
         """
-        history, toolchain = (
-            self._history(by_child=True) or self._history(by_child=False),
-            self.has_toolchain(),
+        history = self._history(by_child=True) or self._history(by_child=False)
+        return crowding * expected_compile_s(
+            plan.regions, history, has_toolchain=self.has_toolchain(), ops=ops
         )
-        return crowding * expected_compile_s(plan.regions, history, has_toolchain=toolchain, ops=ops)
 
     def learn(
         self,

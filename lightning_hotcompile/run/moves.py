@@ -20,7 +20,7 @@ _HAS_GONE = "its step has not come back on this rank"
 
 
 class Moves:
-    """Asks the judge, lets the machine decide, and does it.
+    """Takes the facts from the judge and the decision from the state machine, and carries it out.
 
     Args:
         plan: what is compiled.

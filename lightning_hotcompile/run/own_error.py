@@ -1,4 +1,4 @@
-"""What an error of this package, or of what it asks the model, comes to: training goes on eagerly."""
+"""Errors of this package, or of what it asks the model: each is told in a warning, and training goes on."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _MAX_UNITS = 3 * LOOKS[-1]
 
 
 class Race:
-    """The plan that was the best one until now, and another that no ratio to eager tells from it.
+    """The best plan until now, and another one: by their ratios to eager neither is known to be the faster.
 
     Args:
         kept: the best one.

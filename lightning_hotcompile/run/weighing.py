@@ -38,7 +38,7 @@ from lightning_hotcompile.tracks import Track
 
 
 class Weighing:
-    """What compiling a plan would cost and save.
+    """What compiling a plan would cost and save, before anything compiles: the base of ``WeighingChild``.
 
     Args:
         trainer: knows how many steps are left.

@@ -1,4 +1,4 @@
-"""Asks the forecast again about a plan that a child process compiles, or has compiled."""
+"""Asks the forecast about one plan, and once more while a child process compiles it, or has compiled it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OVERDUE = 0.5
 
 
 class WeighingChild(Weighing):
-    """What its plan would cost and save from now on: what the child has cost is spent."""
+    """All of the weighing; here what is asked of a plan with a child: what that has cost already is spent."""
 
     _looks = 0
 

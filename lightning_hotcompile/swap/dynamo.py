@@ -247,9 +247,9 @@ def graph_count() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def recent_recompile_reasons() -> list[str]:
-    """Why the last frames, eight at most, were compiled again, oldest first."""
-    return [reason for compile_ in recent_compiles()[-8:] if (reason := first_reason(compile_))]
+def last_recompile_reason() -> str | None:
+    """Why a frame was compiled again, the latest of the last eight compiles that was no first one."""
+    return next(filter(None, map(first_reason, reversed(recent_compiles()[-8:]))), None)
 
 
 def recent_compiles() -> list[Any]:

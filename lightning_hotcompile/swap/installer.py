@@ -1,4 +1,4 @@
-"""Put compiled callables in place of a plan's modules and functions, and take them out again."""
+"""One region of a plan in the running model: compiled code in place of its modules or function, and back."""
 
 from __future__ import annotations
 

@@ -27,11 +27,13 @@ _WHY = "the training that it was compiled for is over"
 
 
 class _Life:
-    """Is there as long as one function, or a copy of it with its attributes, is there."""
+    """An attribute of a function and of its copies: it goes when the last of these does."""
 
 
 @dataclass(frozen=True)
 class _Dead:
+    """A function that is gone, by what was compiled for it."""
+
     code: types.CodeType
     region: int | None
 

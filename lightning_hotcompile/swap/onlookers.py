@@ -1,4 +1,4 @@
-"""Calls in which somebody looks for what compiled code does not do, or may not wait: they run eagerly."""
+"""Why a call has to run eagerly for the sake of somebody else: hooks on all modules, tracers, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def captures_cuda_graph() -> bool:
 def needs_eager() -> bool:
     """Whether the call that is made now has to run module by module.
 
-    For hooks on all modules, for who traces it (``torch.jit.trace``, ``make_fx``, ``symbolic_trace``, a
-    logger's graph of the model) and would be refused compiled code, and for forward-mode derivatives.
+    So it is with hooks on all modules, in forward-mode derivatives, and while the model is traced
+    (``torch.jit.trace``, ``make_fx``, ``symbolic_trace``, a logger's graph): tracers refuse compiled code.
     """
     return (
         has_hooks_on_all_modules()

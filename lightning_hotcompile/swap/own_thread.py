@@ -1,4 +1,4 @@
-"""Whether what torch tells of all threads is of one's own."""
+"""What this thread does: torch itself often answers for all threads of the process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def runs_backward() -> bool:
 
 
 class OwnThread:
-    """The thread that makes it, and those that run a backward pass.
+    """Remembers the thread that made it, to tell later whether it is called there or in a backward pass.
 
-    That of an accelerator has a thread of its own, and nothing tells who has started it.
+    The backward of an accelerator has a thread of its own, and nothing tells which thread has started it.
     """
 
     def __init__(self) -> None:
         self._ident = threading.get_ident()
 
     def is_here(self) -> bool:
-        """Whether this is called in one of them."""
+        """Whether this is called in that thread, or in one that runs a backward pass."""
         return threading.get_ident() == self._ident or runs_backward()

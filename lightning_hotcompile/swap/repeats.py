@@ -28,7 +28,7 @@ which backward it is repeated."""
 
 
 class Repeatable(Protocol):
-    """A region, as far as checkpoints have to do with it."""
+    """What is asked of a region when a checkpoint repeats a forward."""
 
     @property
     def is_in_place(self) -> bool:

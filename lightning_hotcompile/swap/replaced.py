@@ -1,4 +1,4 @@
-"""A way of torch's that is replaced while anybody wants that, in any thread."""
+"""Patches of torch: attributes of its modules and classes, replaced for a while and then put back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 _INHERITED = object()
-"""Stands for what a class has of its base."""
+"""Stands for an attribute that the owner did not have itself, but from its base class."""
 
 
 def put_in_place(ours: Mapping[tuple[Any, str], Any]) -> Callable[[], None]:
-    """Set attributes by owner (module, class or instance) and name; returns what undoes it, last one first.
+    """Set attributes, given by owner (module, class or instance) and name; returns what puts them back.
 
-    What somebody else has put there since stays.
+    An attribute that somebody else has set since then is left alone.
     """
     theirs = {(owner, name): vars(owner).get(name, _INHERITED) for owner, name in ours}
     for (owner, name), value in ours.items():
@@ -32,10 +32,11 @@ def put_in_place(ours: Mapping[tuple[Any, str], Any]) -> Callable[[], None]:
 
 
 class Replacement:
-    """Made for the first who wants it, undone after the last.
+    """A patch that counts its users, in all threads: applied for the first one, undone after the last one.
 
     Args:
-        replace: makes it; returns what undoes it, ``None`` where this torch does it in another way.
+        replace: applies the patch; returns what undoes it, ``None`` where this version of torch has
+            nothing to patch.
     """
 
     def __init__(self, replace: Callable[[], Callable[[], None] | None]) -> None:
@@ -46,18 +47,18 @@ class Replacement:
 
     @property
     def is_made(self) -> bool:
-        """Whether anybody wants it now."""
+        """Whether the patch is applied now."""
         return self._undo is not None
 
     def enter(self) -> None:
-        """One more wants it."""
+        """Count one more user; the first one applies the patch."""
         with self._lock:
             if self._undo is None:
                 self._undo = self._replace()
             self._users += 1
 
     def leave(self) -> None:
-        """One wants it no longer."""
+        """Count one user less; the last one undoes the patch."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._undo is not None:
@@ -66,7 +67,10 @@ class Replacement:
 
 
 class Replaces:
-    """While any of a class is entered, its replacement is there; entering one twice does nothing."""
+    """A user of a patch, as a context: the base of classes that each name their patch in ``replacement``.
+
+    Entering the same object twice counts once.
+    """
 
     replacement: ClassVar[Replacement]
 

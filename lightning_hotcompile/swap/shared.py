@@ -10,14 +10,14 @@ from lightning_hotcompile.swap.optimizers.first_settings import FirstSettings
 
 
 class Shared:
-    """Made when the stage begins.
+    """What they share; made when the stage begins.
 
     Args:
         optimizers: the Trainer's, as they are then.
 
     Attributes:
-        names: of the code that is compiled.
-        first_settings: of the optimizers.
+        names: for the code that is compiled.
+        first_settings: of the optimizers, before any schedule has changed them.
     """
 
     def __init__(self, optimizers: Iterable[Any] = ()) -> None:

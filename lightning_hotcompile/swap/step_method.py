@@ -1,4 +1,4 @@
-"""Which function the step of a module is, and what takes its place looks like."""
+"""The step function of a module: finding it, making a replacement look like it, and putting it back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _STANDS_FOR = "_hotcompile_stands_for"
 
 
 class InPlace(Protocol):
-    """A region, as far as its place in the model goes."""
+    """What is asked of a region here."""
 
     @property
     def is_in_place(self) -> bool:
@@ -97,7 +97,7 @@ def ignoring_self(bound: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ClassMethods:
-    """What a class has under some names at first.
+    """The methods that a class has when this is made, to tell later whether any of them was replaced.
 
     Args:
         kind: the class.
@@ -111,7 +111,7 @@ class ClassMethods:
         self._stored = [_of_class(kind, name) for name in names]
 
     def are_those_of(self, kind: type) -> bool:
-        """Whether this is the same class, and nothing of that is replaced. Asked in each step."""
+        """Whether ``kind`` is that class, and none of the methods was replaced since. Asked in each step."""
         if kind is not self._kind:
             return False
         if [getattr(kind, name) for name in self._names] == self._read:

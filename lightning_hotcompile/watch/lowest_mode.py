@@ -23,15 +23,15 @@ class LowestMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def put(self) -> None:
         """From now on it sees each operation of this thread."""
-        _have_in_use([self, *_get_current_dispatch_mode_stack()])
+        have_in_use([self, *_get_current_dispatch_mode_stack()])
 
     def take_off(self) -> None:
         """No longer; if somebody else has taken it off, nothing happens."""
-        _have_in_use([mode for mode in _get_current_dispatch_mode_stack() if mode is not self])
+        have_in_use([mode for mode in _get_current_dispatch_mode_stack() if mode is not self])
 
 
-def _have_in_use(modes: Sequence[TorchDispatchMode]) -> None:
-    """These modes in place of those that are, the lowest one first."""
+def have_in_use(modes: Sequence[TorchDispatchMode]) -> None:
+    """Have these modes in use in this thread and no others, the lowest one first."""
     for _ in _get_current_dispatch_mode_stack():
         _pop_mode()
     for mode in modes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_hotcompile.swap.dynamo import recent_recompile_reasons
+from lightning_hotcompile.swap.dynamo import last_recompile_reason
 from lightning_hotcompile.swap.graphs.witness import Witness
 
 MISSES_IN_A_ROW = 3
@@ -44,5 +44,6 @@ class Fit:
         graphs = len(self._witness.graphs_of(self._region))
         if graphs < MANY_GRAPHS:
             return None
-        last = "".join(f"; the last reason: {reason}" for reason in recent_recompile_reasons()[-1:])
+        reason = last_recompile_reason()
+        last = f"; the last reason: {reason}" if reason else ""
         return f"none of its {graphs} graphs fits, and Dynamo compiles no more (recompile limit){last}"

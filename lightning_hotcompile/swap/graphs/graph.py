@@ -48,9 +48,9 @@ class Watch:
     hidden: HiddenWrites = field(default_factory=HiddenWrites)
     total_runs: int = 0
     collected_runs: int = 0
-    """Of graphs that are collected, and run as they were captured: they are not among the total."""
+    """Runs of graphs that are only collected, and run as captured; ``total_runs`` does not include them."""
 
     @property
     def runs_of_all_kinds(self) -> int:
-        """By which it shows that a call ran a graph."""
+        """Runs of graphs of either sort: where it grows during a call, the call ran a graph."""
         return self.total_runs + self.collected_runs

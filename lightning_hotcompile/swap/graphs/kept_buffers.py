@@ -1,4 +1,4 @@
-"""What a compiled backward leaves for another one."""
+"""A compiled backward does not reuse the memory of saved tensors: another backward may need them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Calls of compiled code with tensors that hold nothing.
+"""Calls of compiled code with fake tensors, which have shapes but no data.
 
-DDP cuts a large graph into pieces, and Dynamo calls each of them once while it traces them.
+DDP cuts a large graph into pieces, and Dynamo calls each of them once so while it traces.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 
 
 def once_real(first: CompiledFn, compiled: CompiledFn, graph: Graph, watch: Watch) -> CompiledFn:
-    """``first``, but for calls with such tensors: they go to the compiled code, and are no runs.
+    """``first``, except that calls with fake tensors go to the compiled code, and are not counted as runs.
 
     Args:
-        first: what the first run of a graph goes to.
-        compiled: its code.
-        graph: counts its runs.
-        watch: counts those of all graphs.
+        first: called in the first run of a graph.
+        compiled: the compiled code of that graph.
+        graph: counts the runs of the graph.
+        watch: counts the runs of all graphs.
     """
 
     def run(*args: Any) -> Any:

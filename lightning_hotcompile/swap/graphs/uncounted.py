@@ -1,4 +1,4 @@
-"""Changes of tensors that autograd is not told of, and those that compiled code tells it of all the same.
+"""Changes of tensors that eager hides from autograd's version counters, and compiled code does not.
 
 Autograd counts the changes of a tensor, so that a backward can tell whether what was saved is as it was.
 Eager's batch normalisation does not count those of its running statistics, which it saves, and a write to
@@ -32,7 +32,7 @@ _REPLACES_DATA = ("set_", "shallow_copy_data_")
 
 
 def not_counting(run: CompiledFn, positions: Sequence[int]) -> CompiledFn:
-    """What leaves the counts of some inputs as they were.
+    """``run``, but the version counters of the inputs at these positions are as before.
 
     Else a backward would raise that needs what eager has saved in the same step: of a batch normalisation
     that ran in eager before it ran compiled, since a part of a region was called by itself, or one of its

@@ -1,4 +1,4 @@
-"""What a compiled optimizer step wants otherwise than eager has it: put before each one, and back after it.
+"""Values that a compiled optimizer step needs in another form than eager: set before it, and put back after.
 
 Eager steps, schedulers, checkpoints and whoever looks between steps find the user's own values. Dynamo would
 have moved the counts to the accelerator for good, where eager waits for the device twice for each parameter.

@@ -1,4 +1,4 @@
-"""Runs of a graph that the step knows nothing of."""
+"""Runs of a graph beside the step, for a comparison: nothing around the step notices them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def unseen_by_modes() -> contextlib.AbstractContextManager[object]:
-    """No mode sees the operations inside.
+    """A context in which no dispatch mode of the user's or torch's sees the operations.
 
     A selective checkpoint keeps what the policy names, one result after the other, and gives it to the
     repeat in that order; others count operations.
@@ -29,7 +29,7 @@ def unseen_by_modes() -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def apart_from_the_step() -> Iterator[None]:
-    """Hooks (checkpoints, offloading) do not see either what is saved, and no random number is drawn."""
+    """No mode and no hook on saved tensors (checkpoints, offloading) sees it; random states are put back."""
     hooks = saved_tensors_hooks(not_of_the_user(_as_it_is), _as_it_is)
     with random_state_kept(), unseen_by_modes(), hooks:
         yield

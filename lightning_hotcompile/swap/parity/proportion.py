@@ -1,6 +1,7 @@
-"""Is a difference small beside what it is a difference in: small numbers can be all wrong and still be close.
+"""Whether a difference is small beside the tensor that it is in.
 
-A tolerance of 1e-3 says nothing about gradients of 1e-4, nor about an update by a learning rate of 3e-4.
+Small numbers can be all wrong and still be within an absolute tolerance: one of 1e-3 says nothing about
+gradients of 1e-4, nor about an update by a learning rate of 3e-4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What compiled code and eager said of each other with the same random numbers."""
+"""How compiled code compares with eager where both were run with the same random seed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,28 @@ from lightning_hotcompile.swap.parity.difference import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Strict:
-    """What a run with the same seed said.
+    """The findings of one such comparison.
 
-    Tuples are as in :class:`~lightning_hotcompile.swap.parity.verdict.Parity`.
+    ``needed``, ``uncounted`` and ``sharing`` are positions, as in
+    :class:`~lightning_hotcompile.swap.parity.verdict.Parity`.
     """
 
     difference: float
+    """The largest absolute one of an output, a gradient or an input."""
+
     share: float
     """The largest difference as a share of the tensor that it is in; 0 where that decides nothing."""
 
     kinds: bool
+    """Whether there are as many outputs and gradients as in eager, of the same shapes."""
+
     agrees: bool
     uncertain: bool
-    """Whether it does only as far as eager agrees with itself where inputs differ in the last digit."""
+    """Whether it agrees only as far as eager does with itself where inputs differ in the last digit."""
 
     as_many: bool
+    """Whether as many random numbers were drawn; also true where they cannot be counted."""
+
     needed: tuple[int, ...]
     uncounted: tuple[int, ...]
     spoiled: bool
@@ -35,7 +42,7 @@ class Strict:
 
     @property
     def why_not(self) -> str:
-        """In words."""
+        """Why it does not agree, in words."""
         if not self.kinds:
             return "has outputs or gradients of other shapes than eager, or more or fewer of them"
         share = f", {self.share:.0%} of a tensor's size" if math.isfinite(self.share) and self.share else ""

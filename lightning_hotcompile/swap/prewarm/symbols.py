@@ -112,7 +112,7 @@ class Symbols:
             NotPortable: a symbol that is no input of the graph.
         """
         places = {
-            _name(TensorPropertySource(source, TensorProperty.SIZE, dim)): self._of(symbol)
+            TensorPropertySource(source, TensorProperty.SIZE, dim).name: self._of(symbol)
             for dim, symbol in enumerate(symbols)
             if symbol is not None
         }
@@ -126,8 +126,3 @@ class Symbols:
         if symbol not in self._known:
             raise NotPortable(f"the size {symbol} is no input of the graph")
         return self._known[symbol]
-
-
-def _name(source: Any) -> str:
-    name = source.name  # a property or a method, by the version of torch
-    return str(name() if callable(name) else name)

@@ -18,7 +18,6 @@ from typing import Any
 from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, TypeDictSource, is_from_local_source
-from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariable has moved in torch 2.13
     BaseListVariable,
     ConstDictVariable,
@@ -38,7 +37,7 @@ from torch._dynamo.variables.torch import BaseTorchVariable
 from torch._dynamo.variables.user_defined import FrozenDataClassVariable
 from torch.nn import Module, Parameter
 
-from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph, traced_now
 
 _PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
 _REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
@@ -64,8 +63,8 @@ _METHODS = "_hotcompile_methods"
 """Where it keeps the methods that are guarded, by their class and name."""
 
 
-def guarded_too() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def guard_key(variable: Any, key: Any) -> None:
         """Which object it was that a dict or set does not have; of functions Dynamo guards the code alone."""
@@ -96,7 +95,7 @@ def guarded_too() -> list[Override]:
     def keys_match(prior: Any, variable: Any) -> Any:
         """The order as well."""
         if variable.source is not None and is_from_local_source(variable.source):
-            _tracing().output.guard_on_key_order.add(variable.source)
+            traced_now().output.guard_on_key_order.add(variable.source)
         return prior(variable)
 
     def absent_key(prior: Any, variable: Any, tx: Any, key: Any) -> Any:
@@ -155,13 +154,13 @@ def guarded_too() -> list[Override]:
         """Dynamo has no guard for one that is in the step's reach and in a module of Python's as well."""
         guard = prior(source, known_by)
         if guard is None and known_by and known_by != source:
-            vars(_tracing().output).setdefault(_ALIASES, {})[known_by] = source
+            vars(traced_now().output).setdefault(_ALIASES, {})[known_by] = source
         return guard
 
     def class_method(prior: Any, variable: Any, *args: Any) -> Any:
         """As it stands in its class; that no object has its own is what Dynamo guards."""
         source, name, kind = prior(variable, *args), args[-1], type(variable.value)
-        guarded = vars(_tracing().output).setdefault(_METHODS, set())
+        guarded = vars(traced_now().output).setdefault(_METHODS, set())
         if (kind, name) in guarded or _is_of_torch(kind):
             return source
         guarded.add((kind, name))  # once for all objects of the class
@@ -201,7 +200,7 @@ def _names_of_compared(left: Any, right: Any) -> list[Any]:
     if not all(isinstance(each, _OBJECTS) and each.source for each in (left, right)):
         return []  # one is made in the step, or is a value, which is guarded
     if left is right:
-        other = vars(_tracing().output).get(_ALIASES, {}).get(left.source)
+        other = vars(traced_now().output).get(_ALIASES, {}).get(left.source)
         return [left.source, other] if other is not None else []
     same_kind = type(_value_of(left)) is type(_value_of(right))  # else a type tells them apart
     return [left.source, right.source] if same_kind else []
@@ -259,7 +258,3 @@ def _without_key(source: Any, key: str) -> Any:
     if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
         return source.make_guard(functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=key))
     return source.make_guard(functools.partial(GuardBuilder.DICT_CONTAINS, key=key, invert=True))
-
-
-def _tracing() -> Any:
-    return InstructionTranslator.current_tx()

@@ -19,8 +19,8 @@ _LONGEST = 64
 """Numbers in such a list; each is a variable of Dynamo's."""
 
 
-def known_in_advance() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         numbers = _numbers(variable) if name == "tolist" and not args and not kwargs else None

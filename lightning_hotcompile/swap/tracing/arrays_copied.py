@@ -19,7 +19,7 @@ from lightning_hotcompile.swap.tracing.overrides import Override
 _KNOWN = frozenset({"dtype", "device"})
 
 
-def copied_silently() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: it calls for the copy what takes a tensor as well."""
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:

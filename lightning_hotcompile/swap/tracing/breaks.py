@@ -93,6 +93,8 @@ def _tell_all() -> Callable[[], None]:
 
 
 class _AllAreTold(Replaces):
+    """While any is entered, Dynamo logs graph breaks whatever the levels of its loggers are."""
+
     replacement = Replacement(_tell_all)
 
 

@@ -15,7 +15,7 @@ from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 
-def sizes_in_python() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: there is a function in Python for the same."""
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.guards import install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, add_guard
 
 _ASKS = re.compile("POP_JUMP_.*IF_(TRUE|FALSE)|UNARY_NOT")
 """Instructions that ask for the truth of a value, and leave nothing of it on the stack."""
@@ -27,8 +26,8 @@ _FLAGS = (torch.bool, torch.uint8)
 """Of which the number is asked for as well. Others count: a position in a queue, the steps until now."""
 
 
-def known_from_buffers() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def next_instruction(prior: Any, tx: Any, instruction: Any) -> Any:
         prior(tx, instruction)
@@ -60,11 +59,7 @@ def _known(tx: Any, variable: Any, ask: Callable[[Tensor], Any]) -> Any:
     def is_as_seen(value: Any) -> bool:
         return isinstance(value, Tensor) and value.numel() == 1 and bool(ask(value) == seen)
 
-    def guard_flag(builder: Any, guard: Any) -> None:
-        words = [f"the flag {variable.source.name} is {seen}"]
-        builder.get_guard_manager(guard).add_lambda_guard(is_as_seen, words, guard.user_stack)
-
-    install_guard(variable.source.make_guard(guard_flag))
+    add_guard(variable.source, is_as_seen, f"the flag {variable.source.name} is {seen}")
     return ConstantVariable.create(seen)
 
 

@@ -16,13 +16,12 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
-from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import GlobalWeakRefSource, is_from_global_source
 from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, add_guard
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _WITH_A_CACHE = type(functools.cache(len))
@@ -33,8 +32,8 @@ _ASKED = "_hotcompile_cached"
 _Question = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def asked_by_guards() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         found = _answer(variable, tx, args, kwargs)
@@ -163,8 +162,4 @@ def _guard(tx: Any, source: Any, question: _Question, key: tuple[Any], answer: A
     def holds_it(function: Any) -> bool:
         return key[0] in _held_by(function) and _is_it(function(*question[0], **question[1]), seen)
 
-    def guard_answer(builder: GuardBuilder, guard: Any) -> None:
-        words = [f"{source.name} gives for {question} what its cache has held"]
-        builder.get_guard_manager(guard).add_lambda_guard(holds_it, words, guard.user_stack)
-
-    install_guard(source.make_guard(guard_answer))
+    add_guard(source, holds_it, f"{source.name} gives for {question} what its cache has held")

@@ -24,10 +24,9 @@ from typing import Any
 
 import torch
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.resume_execution import ContinueExecutionCache
 
 from lightning_hotcompile.plan.source import parsed
-from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
+from lightning_hotcompile.swap.tracing.overrides import Override, as_written, end_graph
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
@@ -37,8 +36,8 @@ _BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
 """
 
 
-def errors_stay_caught() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def create_proxy(prior: Any, output: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
         frame = _catching(output.current_tx) if kind.startswith("call_") else None
@@ -103,12 +102,6 @@ def passed_on(
                 return Raised.CAUGHT
             raised = Raised.ANY if Raised.ANY in outcomes else raised
     return raised
-
-
-def as_written(code: types.CodeType) -> types.CodeType:
-    """The user's function, of which Dynamo has made one that goes on after a graph break."""
-    made = ContinueExecutionCache.generated_code_metadata.get(code)
-    return code if made is None else made.code
 
 
 def _may_have_handlers(code: types.CodeType) -> bool:

@@ -25,7 +25,7 @@ _WITH_SYMBOLS = frozenset({"ceil", "floor", "trunc"})
 """Functions of ``math`` that ask the number itself. Some others have a twin in torch, as ``sqrt`` has."""
 
 
-def computed_by_python() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise.
 
     A function of ``math`` that it cannot compute of a symbol (``exp``) is left to Python, at a graph break.

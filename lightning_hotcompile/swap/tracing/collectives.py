@@ -18,7 +18,7 @@ from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 _NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
 
 
-def called_by_python() -> list[Override]:
+def overrides() -> list[Override]:
     """A collective ends the graph."""
 
     def call(prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ _IS = (operator.is_, operator.is_not)
 _CHOOSE: dict[Any, Callable[[Any, Any], Any]] = {max: operator.gt, min: operator.lt}
 
 
-def compared_like_python() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: such numbers are compared at once, with a guard on the outcome."""
 
     def contains(prior: Any, items: Any, search: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:

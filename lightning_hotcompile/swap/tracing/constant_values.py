@@ -56,8 +56,8 @@ _FUNCTIONS = frozenset(
 """What draws no number and gives the same each time."""
 
 
-def known_of_constants() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def method(prior: Any, tensor: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name == "item" and not (args or kwargs) and type(tensor) is TensorVariable and not tensor.source:

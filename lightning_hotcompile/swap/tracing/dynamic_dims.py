@@ -109,7 +109,7 @@ NOTHING_VARIES = DynamicDims()
 _in_use: ContextVar[DynamicDims] = ContextVar("dynamic dims in use", default=NOTHING_VARIES)
 
 
-def varies_everywhere() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: while varying dimensions are marked, what measures the same varies, too."""
 
     def learned(prior: Any, tx: Any, name: str, entry: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 
-def looked_up_after_all() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise."""
 
     def got(prior: Any, module: Any, tx: Any, name: str) -> Any:

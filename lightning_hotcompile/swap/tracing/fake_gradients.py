@@ -18,7 +18,7 @@ T = TypeVar("T")
 _with_gradients: deque[weakref.ref[Tensor]] = deque()
 
 
-def noted_fake_gradients() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: a fake tensor that has a gradient is noted, that of a broken-off trace too.
 
     It holds its gradient where Python's garbage collector does not see that, the gradient knows the mode of

@@ -16,7 +16,7 @@ from torch._dynamo.variables.base import VariableTracker
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 
-def filled_as_views() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: the diagonal of a matrix is a view of it, which is filled."""
 
     def call(prior: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from lightning_hotcompile.swap.tracing.changing_numbers import symbols_of
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 
-def constants_if_needed() -> list[Override]:
+def overrides() -> list[Override]:
     """A float of which the graph has no use is no constant: Python has compared it, or carries it through."""
 
     def replace(prior: Any, graph_module: GraphModule, shape_env: Any, fake_mode: Any) -> Any:

@@ -14,14 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch._dynamo.exc import UnspecializeRestartAnalysis
-from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import (
-    AttrSource,
-    DictGetItemSource,
-    LocalCellSource,
-    TempLocalSource,
-)
+from torch._dynamo.source import AttrSource, DictGetItemSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVariable
 from torch._dynamo.variables.builder import VariableBuilder
@@ -29,9 +23,8 @@ from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch._guards import ChainedSource
 
-from lightning_hotcompile.swap.tracing.caught_errors import as_written
-from lightning_hotcompile.swap.tracing.left_variable import STACK, left_to_python
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.left_variable import STACK, has_name, left_to_python
+from lightning_hotcompile.swap.tracing.overrides import Override, as_written
 
 _METHOD = types.BuiltinMethodType
 _MAKE_LONGER = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"})
@@ -76,8 +69,8 @@ _left: Any = ExactWeakKeyDictionary()
 """Names of what is left to Python, by the code of the function; what comes after a break is a part of it."""
 
 
-def grow_in_python() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         kind, source = type(value), builder.source
@@ -125,21 +118,14 @@ def _longer(effects: Any) -> Iterator[tuple[Any, int]]:
 def _put(effects: Any) -> Iterator[tuple[Any, Any]]:
     """What the code puts in the place of something: as an attribute, or as an item of a dict."""
     for owner, attributes in effects.store_attr_mutations.items():
-        if _has_a_name(owner.source):
+        if has_name(owner.source):
             yield from ((AttrSource(owner.source, name), put) for name, put in attributes.items())
     for variable in effects._get_modified_vars():
         source: Any = variable.source
-        if isinstance(variable, ConstDictVariable) and _has_a_name(source):
+        if isinstance(variable, ConstDictVariable) and has_name(source):
             for key, put in variable.items.items():
                 if key.vt.is_python_constant():
                     yield DictGetItemSource(source, key.vt.as_python_constant()), put
-
-
-def _has_a_name(source: Any) -> bool:
-    """Not so a variable of a function around the code, and what the code has made itself."""
-    while isinstance(source, ChainedSource):
-        source = source.base
-    return source is not None and not isinstance(source, (LocalCellSource, TempLocalSource))
 
 
 def _is_on_the_stack(method: Any, source: Any) -> bool:
@@ -184,8 +170,7 @@ def _grows(code: types.CodeType, variable: Any, length: int) -> bool:
     found.others += found.length != length
     found.length = length
     of_object = _is_of_an_object(variable.source)
-    begins = code not in ContinueExecutionCache.generated_code_metadata
-    begins = begins and not code.co_name.startswith(_OF_BLOCKS)
+    begins = as_written(code) is code and not code.co_name.startswith(_OF_BLOCKS)
     collects = isinstance(variable, BaseListVariable) and of_object and begins and length >= _SEVERAL
     if collects or found.others >= (_OF_AN_OBJECT if of_object else _HANDED_ON):
         left.add(name)

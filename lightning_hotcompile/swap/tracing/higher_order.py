@@ -16,8 +16,8 @@ from torch._dynamo.variables.higher_order_ops import TorchHigherOrderOperatorVar
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 
-def called_whole() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         try:

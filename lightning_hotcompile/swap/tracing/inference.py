@@ -13,8 +13,8 @@ from torch._dynamo.variables.ctx_manager import InferenceModeVariable
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 
-def entered_by_python() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def enter(prior: Any, variable: Any, tx: Any) -> Any:
         end_graph(

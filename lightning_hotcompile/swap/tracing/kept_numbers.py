@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import AttrSource, LocalCellSource, TempLocalSource
+from torch._dynamo.source import AttrSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from lightning_hotcompile.swap.tracing.caught_errors import as_written
 from lightning_hotcompile.swap.tracing.changing_numbers import is_of_floats
-from lightning_hotcompile.swap.tracing.left_variable import STACK, left_to_python
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.left_variable import STACK, has_name, left_to_python
+from lightning_hotcompile.swap.tracing.overrides import Override, as_written
 
 _WHAT = "number that the step keeps for the next one"
 _WHY = "Compiled code would have it as a constant, and would be compiled anew in each step."
@@ -29,8 +28,8 @@ _kept: Any = ExactWeakKeyDictionary()
 """Names of attributes, by the code of the function that sets them."""
 
 
-def kept_by_python() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         source = builder.source
@@ -63,15 +62,8 @@ def _numbers_kept(effects: Any) -> frozenset[str]:
         AttrSource(variable.source, name).name
         for variable, values in effects.store_attr_mutations.items()
         for name, value in values.items()
-        if _has_name(variable.source) and _is_computed(value)
+        if has_name(variable.source) and _is_computed(value)
     )
-
-
-def _has_name(source: Any) -> bool:
-    """What was made before a graph break has none, nor has a variable of an inner function."""
-    while hasattr(source, "base"):
-        source = source.base
-    return source is not None and not isinstance(source, (LocalCellSource, TempLocalSource))
 
 
 def _is_computed(variable: Any) -> bool:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 
-def forgotten_for_shapes() -> list[Override]:
+def overrides() -> list[Override]:
     """Dynamo does not know values where an operation makes a shape of them."""
 
     def call(prior: Any, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -51,8 +51,8 @@ _NEEDS_IT = frozenset(
 _KNOWN_TO_DYNAMO = frozenset([isinstance, type, str.format])
 
 
-def known_after_the_graph() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def method(prior: Any, tensor: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name == "item" and not (args or kwargs) and _is_lost(tx) and _is_a_number(tx, tensor):

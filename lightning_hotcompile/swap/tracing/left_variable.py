@@ -1,16 +1,28 @@
-"""What stands in a traced frame for an object that Python itself is to use."""
+"""What stands, while a frame is traced, for an object that only Python itself is to use."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
 from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import LocalCellSource, TempLocalSource
 from torch._dynamo.variables.base import VariableTracker
+from torch._guards import ChainedSource
 
 from lightning_hotcompile.swap.tracing.overrides import end_graph
 
 STACK = "L['___stack"
 """Begins the name of what was on the stack where a graph ended: what the call there has returned, say."""
+
+
+def has_name(source: Any) -> bool:
+    """Whether what is at this source can be found by the same name in the next step.
+
+    Not so what the code makes itself, and a variable of a function around it.
+    """
+    while isinstance(source, ChainedSource):
+        source = source.base
+    return source is not None and not isinstance(source, (LocalCellSource, TempLocalSource))
 
 
 class LeftVariable(VariableTracker):

@@ -16,8 +16,8 @@ from torch._dynamo.variables.base import VariableTracker
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 
-def made_like_others() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def made(prior: Any, kind: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if not kind.source:

@@ -20,7 +20,7 @@ _WHAT = "value with a gradient at the places of a mask"
 _WHY = "Compiled code cannot tell how many places there are, as the gradient would need."
 
 
-def chosen_by_where() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: the same value for all places is one of two that ``torch.where`` chooses.
 
     A value for each place is set by Python, at a graph break.

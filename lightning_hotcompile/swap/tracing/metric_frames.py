@@ -21,7 +21,7 @@ from lightning_hotcompile.swap.tracing.overrides import Override, is_marked
 _METRICS = "/torchmetrics/metric.py"
 
 
-def metrics_by_python() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise; what such a function calls (a class's own ``update``) is compiled."""
 
     def convert(prior: Any, wrapper: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ _PRECISE = frozenset({torch.float32, torch.float64})
 """Eager scales in the longest of the kinds: in shorter numbers the product would be rounded once more."""
 
 
-def scaled_by_tensors() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: these operations are traced as others that take tensors."""
 
     def method(prior: Any, variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:

@@ -16,9 +16,8 @@ from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 
-from lightning_hotcompile.swap.tracing.caught_errors import as_written
 from lightning_hotcompile.swap.tracing.number_texts import LateText
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, as_written
 
 _CONSTANTS = 4
 """So many values are constants, each with code of its own, as the names of a few layers are."""
@@ -27,8 +26,8 @@ _values: Any = ExactWeakKeyDictionary()
 """By name of the source, by the code that goes on after a break."""
 
 
-def unknown_texts() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def wrapped(prior: Any, builder: Any, value: Any) -> Any:
         source, code = builder.source, builder.tx.output.root_tx.f_code

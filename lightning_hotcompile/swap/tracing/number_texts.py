@@ -39,7 +39,7 @@ _PLACE = re.compile(r"%[-+ #0-9.]*[deEfFgGirs%]")
 """Where ``%`` puts a number."""
 
 
-def texts_by_python() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise.
 
     Not for a number that the graph computes of floats: as an output of the graph it would be a constant.

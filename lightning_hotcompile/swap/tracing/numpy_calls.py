@@ -9,7 +9,7 @@ import numpy as np
 from torch._dynamo.variables.misc import NumpyVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
 
-from lightning_hotcompile.swap.tracing.numpy_numbers import computed_as_numpy_does, outcome
+from lightning_hotcompile.swap.tracing.numpy_numbers import outcome
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _PLACES: tuple[tuple[Any, str], ...] = (
@@ -22,7 +22,7 @@ _PURE = (np.prod, np.sum, np.mean, np.max, np.min, np.clip, np.round)
 """With numbers in and a number out, as are all ufuncs (``np.sqrt``) and types (``np.float32``)."""
 
 
-def numpy_by_numpy() -> list[Override]:
+def overrides() -> list[Override]:
     """Dynamo leaves numpy alone, at the price of a graph break; what has numbers only is a number.
 
     It would stand in for numpy with torch operations. They draw random numbers from torch's generator, and
@@ -45,7 +45,7 @@ def numpy_by_numpy() -> list[Override]:
 
     places = [Override(owner, name, functools.partial(call, name)) for owner, name in _PLACES]
     of_tensor = Override(TensorVariable, "call_method", method_of_tensor)
-    return [*places, of_tensor, *computed_as_numpy_does()]
+    return [*places, of_tensor]
 
 
 def _end_graph(name: str, variable: Any) -> NoReturn:

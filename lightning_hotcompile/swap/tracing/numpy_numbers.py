@@ -77,7 +77,7 @@ class NumpyNumber(ConstantVariable):
         codegen.append_output(create_instruction("LOAD_CONST", argval=self.number))
 
 
-def computed_as_numpy_does() -> list[Override]:
+def overrides() -> list[Override]:
     """What Python computes of such numbers; their attributes and methods are left to Python."""
 
     def left(what: str, variable: Any, args: Sequence[Any]) -> NoReturn:

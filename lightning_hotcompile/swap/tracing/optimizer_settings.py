@@ -12,16 +12,15 @@ import os
 from typing import Any
 
 import torch.optim
-from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import OptimizerVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, traced_now
 
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 
 
-def as_they_are() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
         if name == "param_groups" and not _is_an_optimizers(tx):
@@ -29,18 +28,13 @@ def as_they_are() -> list[Override]:
         return prior(variable, tx, name)
 
     def getter(prior: Any, variable: Any, name: str) -> Any:
-        if name == "param_groups" and not _is_an_optimizers(_tracing()):
+        if name == "param_groups" and not _is_an_optimizers(traced_now().output.current_tx):
             return None
         return prior(variable, name)
 
     if hasattr(OptimizerVariable, "var_getattr"):
         return [Override(OptimizerVariable, "var_getattr", attribute)]
     return [Override(OptimizerVariable, "lookup_tp_getset_member", getter)]  # from torch 2.14 on
-
-
-def _tracing() -> Any:
-    """What traces the innermost function."""
-    return InstructionTranslator.current_tx().output.current_tx
 
 
 def _is_an_optimizers(tx: Any) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import install_guard
+from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from lightning_hotcompile.swap.replaced import put_in_place
@@ -65,6 +67,27 @@ def end_graph(what: str, context: str, why: str, *hints: str) -> NoReturn:
         hints: what the user may do about it.
     """
     unimplemented(gb_type=what, context=context, explanation=why, hints=list(hints))
+
+
+def add_guard(source: Any, holds: Callable[[Any], bool], words: str) -> None:
+    """Have compiled code looked for anew, unless ``holds`` is true of what is at this source before a step.
+
+    Args:
+        source: Dynamo's own, of an object that is there before the step.
+        holds: asked with the object of that step.
+        words: what it asks, for who reads why something was compiled again.
+    """
+
+    def guard_object(builder: Any, guard: Any) -> None:
+        builder.get_guard_manager(guard).add_lambda_guard(holds, [words], guard.user_stack)
+
+    install_guard(source.make_guard(guard_object))
+
+
+def as_written(code: types.CodeType) -> types.CodeType:
+    """The code of the user's function, where Dynamo has made this one to go on after a graph break in it."""
+    made = ContinueExecutionCache.generated_code_metadata.get(code)
+    return code if made is None else made.code
 
 
 def is_traced_for_others() -> bool:

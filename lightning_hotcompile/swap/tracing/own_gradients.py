@@ -27,7 +27,7 @@ class GradientsOfResultsError(HotCompileError):
     """Raised while a frame is traced: it is not compiled, and neither are those that it was inlined into."""
 
 
-def refused() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise; a graph break would be too late."""
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:

@@ -30,8 +30,8 @@ from torch._dynamo.variables.misc import RandomClassVariable, RandomVariable
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 
-def left_to_python() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def broken(what: str, name: str, variable: Any) -> NoReturn:
         end_graph(

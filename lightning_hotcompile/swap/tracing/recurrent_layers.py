@@ -33,7 +33,7 @@ _LEFT_TO_PYTHON = frozenset(
 """Code of theirs that is never traced. What packs sequences reads their lengths; torch 2.11 fails on it."""
 
 
-def called_between_graphs() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise, but where the user has allowed it to trace them."""
 
     def wrap(prior: Any, builder: Any, value: Any) -> Any:

@@ -18,7 +18,7 @@ _SETS = getattr(builtin, "SetAttrBuiltinVariable", None)
 """From torch 2.13 on there is one. Before that Dynamo keeps what sets an attribute from its first call on."""
 
 
-def not_set_to_themselves() -> list[Override]:
+def overrides() -> list[Override]:
     """What Dynamo does otherwise: it sets nothing."""
 
     def set_attribute(prior: Any, calls: Any, tx: Any, owner: Any, name: Any, value: Any) -> Any:

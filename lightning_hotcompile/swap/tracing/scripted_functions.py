@@ -22,8 +22,8 @@ _CHECKED = "_hotcompile_scripted"
 """Where a graph in the making keeps what was found."""
 
 
-def called_as_scripted() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         function = variable.wrapper_obj

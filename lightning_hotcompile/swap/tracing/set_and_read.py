@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.source import (
     AttrSource,
     DictGetItemSource,
@@ -24,8 +23,7 @@ from torch._dynamo.source import (
 from torch._dynamo.variables import ConstDictVariable
 from torch._dynamo.variables.misc import NewGlobalVariable
 
-from lightning_hotcompile.swap.tracing.caught_errors import as_written
-from lightning_hotcompile.swap.tracing.overrides import traced_now
+from lightning_hotcompile.swap.tracing.overrides import as_written, traced_now
 
 _WHY = "under an activation checkpoint, and it sets what it reads for its next call"
 
@@ -105,7 +103,7 @@ def _is_of_the_call(source: Any, code: types.CodeType) -> bool:
     """Whether the call has made it: ``**kwargs``, or before a graph break."""
     if not isinstance(source, LocalSource):
         return False
-    if code in ContinueExecutionCache.generated_code_metadata:
+    if as_written(code) is not code:
         return True
     named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     by_name = code.co_varnames[named : named + 1] if code.co_flags & inspect.CO_VARKEYWORDS else ()

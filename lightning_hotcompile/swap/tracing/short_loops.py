@@ -32,8 +32,8 @@ _VIEWS = getattr(iterators, "DictViewIterator", None)
 _RANGES = getattr(lists, "RangeIteratorVariable", None)
 
 
-def ended_in_short_loops() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def goes_back(prior: Any, tx: Any) -> Any:
         return prior(tx) and not (_ends_at_a_layer() and _passes(tx) <= MOST_PASSES)

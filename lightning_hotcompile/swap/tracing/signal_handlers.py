@@ -22,9 +22,10 @@ from torch import overrides
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._guards import tracing
 from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lightning_hotcompile.swap.process.time_limit import Alarm
+from lightning_hotcompile.watch.lowest_mode import have_in_use
 
 _function_modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 _pop_function_mode: Callable[[], Any] = overrides._pop_mode
@@ -122,7 +123,7 @@ class SignalHandlers:
             if mode not in self._modes:
                 with contextlib.suppress(Exception):
                     mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        _have_in_use(self._modes)
+        have_in_use(self._modes)
         for name, told in self._told.items():
             setattr(_python_dispatch, name, told)
         with _python_dispatch.BaseTorchDispatchMode():  # type: ignore[no-untyped-call]
@@ -137,7 +138,7 @@ class SignalHandlers:
         Nothing is imported here: a handler may come in the middle of the import of the same module.
         """
         modes, function_modes = _get_current_dispatch_mode_stack(), _function_modes()
-        _have_in_use([])
+        have_in_use([])
         _have_functions_seen_by(self._function_modes)
         before = set_eval_frame(None)
         try:
@@ -146,7 +147,7 @@ class SignalHandlers:
         finally:
             set_eval_frame(before)
             _have_functions_seen_by(function_modes)
-            _have_in_use(modes)
+            have_in_use(modes)
 
 
 def _have_functions_seen_by(modes: Sequence[Any]) -> None:
@@ -155,14 +156,6 @@ def _have_functions_seen_by(modes: Sequence[Any]) -> None:
         _pop_function_mode()
     for mode in modes:
         _push_function_mode(mode)
-
-
-def _have_in_use(modes: Sequence[Any]) -> None:
-    """These dispatch modes in place of those that are, the lowest one first."""
-    for _ in _get_current_dispatch_mode_stack():
-        _pop_mode()
-    for mode in modes:
-        _push_mode(mode)
 
 
 class _OutsideOfModes:

@@ -13,12 +13,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.misc import LoggingLoggerVariable
 
 from lightning_hotcompile.swap.tracing.cached_functions import is_held
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, add_guard
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -35,8 +34,8 @@ _GUARDED = "_hotcompile_silent"
 """Where a graph in the making keeps what of its loggers is guarded."""
 
 
-def silent_in_graphs() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         known = None if variable.source is None else _known(variable.value, name, args, kwargs)
@@ -102,10 +101,5 @@ def _guard(tx: Any, source: Any, words: str, question: _Question, answer: Any) -
     if (source.name, words) in guarded:
         return
     guarded.add((source.name, words))
-
-    def guard_answer(builder: GuardBuilder, guard: Any) -> None:
-        manager = builder.get_guard_manager(guard)
-        text = [f"{source.name}: {words}: {answer}"]
-        manager.add_lambda_guard(lambda logger: question(logger) == answer, text, guard.user_stack)
-
-    install_guard(source.make_guard(guard_answer))
+    text = f"{source.name}: {words}: {answer}"
+    add_guard(source, lambda logger: bool(question(logger) == answer), text)

@@ -29,8 +29,8 @@ class _Sparse(LeftVariable):
         return GetAttrVariable(self, name) if callable(getattr(Tensor, name, None)) else self.ends_graph()
 
 
-def used_by_python() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def wrap(prior: Any, builder: Any, value: Any) -> Any:
         if type(value) is not Tensor or builder.tx.export or not _is_sparse(value):

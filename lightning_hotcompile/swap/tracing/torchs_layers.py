@@ -12,9 +12,8 @@ from typing import Any
 
 from torch import nn
 from torch._dynamo import convert_frame, trace_rules
-from torch._dynamo.resume_execution import ContinueExecutionCache
 
-from lightning_hotcompile.swap.tracing.overrides import Override, is_marked
+from lightning_hotcompile.swap.tracing.overrides import Override, as_written, is_marked
 
 _LAYERS = frozenset(
     kind.forward.__code__
@@ -31,12 +30,12 @@ _LAYERS = frozenset(
 _now = threading.local()
 
 
-def compiled_like_others() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def convert(prior: Any, wrapper: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         before = getattr(_now, "code", None)
-        _now.code = frame.f_code if _written_as(frame.f_code) in _LAYERS and is_marked(wrapper) else None
+        _now.code = frame.f_code if as_written(frame.f_code) in _LAYERS and is_marked(wrapper) else None
         try:
             return prior(wrapper, frame, *args, **kwargs)
         finally:
@@ -49,9 +48,3 @@ def compiled_like_others() -> list[Override]:
         Override(convert_frame.CatchErrorsWrapper, "__call__", convert),
         Override(trace_rules, "check", is_skipped),
     ]
-
-
-def _written_as(code: Any) -> Any:
-    """The code that somebody has written, of one that goes on after a graph break."""
-    known = ContinueExecutionCache.generated_code_metadata.get(code)
-    return code if known is None else known.code

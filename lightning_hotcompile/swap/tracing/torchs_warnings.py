@@ -20,8 +20,8 @@ _TORCH = str(Path(torch.__file__).parent)
 _ONCE = frozenset(["default", "ignore", "module", "once"])
 
 
-def given_once() -> list[Override]:
-    """What Dynamo does otherwise."""
+def overrides() -> list[Override]:
+    """The methods of Dynamo's that this file overrides."""
 
     def call(prior: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         is_one = function.value is warnings.warn and len(args) == 1 and kwargs.keys() <= {"stacklevel"}
