@@ -8,6 +8,7 @@ from lightning_hotcompile.swap.inductor.conv_gradients import KeepsLayouts
 from lightning_hotcompile.swap.inductor.draw_order import DrawsInOrder
 from lightning_hotcompile.swap.inductor.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.inductor.dropout_masks import DropoutMasks
+from lightning_hotcompile.swap.inductor.equal_elements import KeepsElements
 from lightning_hotcompile.swap.inductor.kept_dependencies import KeepsDependencies
 from lightning_hotcompile.swap.inductor.local_buffers import KeepsRowsApart
 from lightning_hotcompile.swap.inductor.loop_errors import RaisesAfterLoops
@@ -24,6 +25,7 @@ def compiler_ways() -> tuple[AbstractContextManager[object], ...]:
         DrawsStaySeparate(),
         DrawsInOrder(),
         KeepsDependencies(),
+        KeepsElements(),
         KeepsRowsApart(),
         KeepsResultsOfRows(),
         KeepsLayouts(),
