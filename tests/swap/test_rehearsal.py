@@ -89,6 +89,22 @@ def test_what_is_not_run(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not seen.given
 
 
+@pytest.mark.parametrize(("operation", "shape"), [("while_loop", (3,)), ("sin", (251,)), (None, ())])
+def test_what_the_graph_does_is_looked_at_first(
+    operation: str | None, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that numbers end, and tensors that are larger than the inputs."""
+    seen, graph = Seen(), Graph()
+    monkeypatch.setattr(rehearsal, "MOST_BYTES", 1000)
+    if operation is not None:
+        graph.call_method(operation, (graph.placeholder("x"),)).meta["example_value"] = (
+            hollow(torch.ones(shape)),
+            None,
+        )
+    rehearse(seen, [hollow(torch.ones(3))], GraphModule({}, graph))
+    assert bool(seen.given) is (operation is None)
+
+
 def graph_of(function: Any, *inputs: Tensor) -> bytes:
     """What a child process is given of a function."""
     found: list[bytes] = []
