@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.dynamo import TORCH, compiling_allowed
 from lightning_hotcompile.swap.inductor.compilers import resolve_backend
 from tests.hot import STEP, assert_proven, assert_same, hot
 from tests.models import Small, fit, seeded
@@ -55,14 +55,16 @@ def listed_interpolated(teacher: Weights, student: Weights, momentum: float) -> 
     torch._foreach_lerp_(teacher, student, 1 - momentum)
 
 
+_LATER = pytest.mark.skipif(TORCH < (2, 13), reason="a constant with torch 2.11: the step stays eager")
+
 UPDATES = [
     scaled,
-    subtracted,
-    interpolated,
+    pytest.param(subtracted, marks=_LATER),
+    pytest.param(interpolated, marks=_LATER),
     interpolated_anew,
     listed,
     listed_anew,
-    listed_interpolated,
+    pytest.param(listed_interpolated, marks=_LATER),
 ]
 
 
@@ -126,6 +128,6 @@ def test_a_shorter_kind_is_not_rounded_once_more(longer: torch.dtype, shorter: t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("update", [scaled, interpolated, listed])
+@pytest.mark.parametrize("update", [scaled, pytest.param(interpolated, marks=_LATER), listed])
 def test_code_of_inductor_goes_with_it(update: Callable[[Weights, Weights, float], None]) -> None:
     assert_compiled_once(update, backend="inductor")
