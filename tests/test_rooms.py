@@ -255,6 +255,7 @@ PRIVATE_TORCH = {
     "swap.inductor.kept_dependencies": {"torch._inductor"},
     # Whether Inductor's loops may share a buffer.
     "swap.inductor.local_buffers": {"torch._inductor"},
+    "swap.prewarm.rehearsal": {"torch.utils._pytree"},
     "swap.inductor.equal_elements": {"torch._inductor"},
     "swap.inductor.reduction_tiles": {"torch._inductor"},
     # Which modes a comparison must not run under.

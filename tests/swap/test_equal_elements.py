@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._inductor import compile_fx
 from torch._inductor.lowering import lowerings
 from torch.fx import Node
+from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.swap.dynamo import TORCH
 from lightning_hotcompile.swap.inductor import equal_elements
@@ -40,6 +41,9 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "largest of pairs, in a view": lambda x: pairs(x).flatten(1).amax(1, keepdim=True).square(),
     "largest of all": lambda x: columns(x).max() * x.sum(),
     "least of all": lambda x: columns(x).min() * x.sum(),
+    "largest of a row, in a checkpoint": lambda x: checkpoint(
+        lambda x: columns(x).amax(1).square(), x, use_reentrant=False
+    ),
     "norm": lambda x: torch.linalg.vector_norm(columns(x), float("inf"), 1).square(),
 }
 

@@ -21,6 +21,9 @@ from lightning_hotcompile.swap.replaced import Replacement, Replaces, put_in_pla
 _ATEN = torch.ops.aten
 _LARGEST = frozenset({_ATEN.amax.default, _ATEN.amin.default, _ATEN.max.default, _ATEN.min.default})
 _PARTITION, _TAG = "min_cut_rematerialization_partition", "recompute"
+_NOTE = "hotcompile_compared"
+"""In the metadata of such elements: a checkpoint's are computed once more, and only once then."""
+
 _SAME_NUMBERS = frozenset({"alias", "expand", "permute", "reshape", "squeeze", "unsqueeze", "view"})
 """Operations after which a result is still that result."""
 
@@ -38,6 +41,7 @@ def _replace() -> Callable[[], None] | None:
     def partition(joint: Any, *args: Any, **kwargs: Any) -> Any:
         for elements in _compared(joint.graph):
             elements.meta.setdefault(_TAG, CheckpointPolicy.MUST_SAVE)
+            elements.meta[_NOTE] = True
         return theirs(joint, *args, **kwargs)
 
     undo = put_in_place({(compile_fx, _PARTITION): partition})
@@ -75,8 +79,9 @@ def _of_what_is_stored(lowering: Callable[..., Any]) -> Callable[..., Any]:
     def lowered(elements: Any, *args: Any, **kwargs: Any) -> Any:
         from torch._inductor.virtualized import V
 
-        (given, *_) = V.graph.current_node.args or (None,)
-        if isinstance(given, Node) and given.meta.get(_TAG) is CheckpointPolicy.MUST_SAVE:
+        node = getattr(V.graph, "current_node", None)
+        given = node.args[0] if node is not None and node.args else None
+        if isinstance(given, Node) and _NOTE in given.meta:
             elements.realize()
         return lowering(elements, *args, **kwargs)
 
