@@ -445,6 +445,9 @@ def test_a_schedule_that_moves_momentum_too_is_right(kind: str) -> None:
     assert_equal_states(arms[0].state(), arms[1].state())
     if kind == "AdamW":
         assert "betas" in (arms[1].swapped.error or ""), "it is eager after a few compiles, with the reason"
+    else:
+        assert arms[1].swapped.error is None
+        assert arms[1].swapped.is_in_place
     assert len(arms[1].witness.graphs) <= (4 if TORCH >= (2, 13) else 5)
 
 
