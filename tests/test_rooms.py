@@ -97,7 +97,7 @@ PRIVATE_TORCH = {
     # The backends behind Dynamo.
     "swap.inductor.compilers": None,
     # Who packs the tensors that are saved for a backward.
-    "swap.graphs.saved_tensors": {
+    "swap.process.saved_tensors": {
         *("_C", "_autograd", "_top_saved_tensors_default_hooks"),
         *("_checkpoint_internal", "_user_hooks"),  # how torch marks its own, which the user has not set
     },
@@ -110,7 +110,7 @@ PRIVATE_TORCH = {
         "torch.nn.modules.module._has_any_global_hook",
     },
     # What an operation of a graph is called.
-    "swap.optimizers.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
+    "swap.inductor.layout_checks": {"torch.fx.node._get_qualified_name", "torch._C"},
     # Where Inductor keeps its files; it has no option for the precompiled headers.
     "swap.inductor.paths": {
         "torch._inductor",
@@ -235,7 +235,7 @@ PRIVATE_TORCH = {
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.
-    "swap.installer": {"_call_impl"},
+    "swap.swapped_region": {"_call_impl"},
     "plan.regions": {"_compiled_call_impl"},
     "run.trainer_facts": {"_compiled_call_impl"},
     # Which modes are in use, in their order.
@@ -265,7 +265,7 @@ PRIVATE_TORCH = {
     # How Inductor makes an operation that it has no code of its own for.
     "swap.inductor.draw_order": {"_ops", "torch._inductor"},
     # What operations of a graph switch on, and what pops the levels of torch.func.
-    "swap.graphs.thread_state": {
+    "swap.process.thread_state": {
         "_C",
         "_autograd",
         "_func_decrement_nesting",
@@ -367,6 +367,33 @@ def test_a_module_imports_only_from_its_room_or_rooms_before_it(path: Path) -> N
     room = room_of(name_of(path))
     allowed = (*ROOMS, "bench") if room == "bench" else ROOMS[: ROOMS.index(room) + 1]
     assert {i for i in own_imports(path) if room_of(i) not in allowed} == set()
+
+
+FOLDERS_OF_SWAP = ("process", "tracing", "parity", "inductor", "graphs", "optimizers", "prewarm")
+"""The same order within the largest room; what stands beside the folders is held to go round in no circle."""
+
+
+def folder_in_swap(name: str) -> str | None:
+    room, _, inside = name.partition(".")
+    folder, _, module = inside.partition(".")
+    return folder if room == "swap" and module else None
+
+
+def test_the_folders_of_swap_are_the_known_ones() -> None:
+    assert {folder_in_swap(name_of(p)) for p in FILES} - {None} == set(FOLDERS_OF_SWAP)
+
+
+@pytest.mark.parametrize("folder", FOLDERS_OF_SWAP)
+def test_a_folder_of_swap_imports_only_from_folders_before_it(folder: str) -> None:
+    later = FOLDERS_OF_SWAP[FOLDERS_OF_SWAP.index(folder) + 1 :]
+    found = {
+        (name_of(path), imported)
+        for path in FILES
+        if folder_in_swap(name_of(path)) == folder
+        for imported in own_imports(path)
+        if folder_in_swap(imported) in later
+    }
+    assert found == set()
 
 
 LATE_IMPORTS: set[tuple[str, str]] = {("environment", "asked_for")}

@@ -43,13 +43,13 @@ from lightning_hotcompile.swap.compiled_function import (
 )
 from lightning_hotcompile.swap.graphs.kept_buffers import KeepsBuffers
 from lightning_hotcompile.swap.graphs.later_frames import LaterFrames
-from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.inductor import compilers
 from lightning_hotcompile.swap.inductor.paths import use_headers
-from lightning_hotcompile.swap.installer import call_module
 from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.captured import copy_of
+from lightning_hotcompile.swap.process.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.repeats import checkpoint_of, forget_repeated, forget_saved
+from lightning_hotcompile.swap.swapped_region import call_module
 from lightning_hotcompile.swap.tracing import stance
 from lightning_hotcompile.swap.tracing.overrides import mark
 from tests.elsewhere import threads_may_compile

@@ -22,12 +22,12 @@ from lightning_hotcompile.swap.inductor.compiler_ways import compiler_ways
 from lightning_hotcompile.swap.inductor.cpp_beside import EarlyToolchain
 from lightning_hotcompile.swap.inductor.draws import DrawsStaySeparate
 from lightning_hotcompile.swap.inductor.silent_imports import import_in_silence
-from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.islands import IslandGuard
 from lightning_hotcompile.swap.letting_go import forget_gone_functions
 from lightning_hotcompile.swap.optimizers.optimizer import SwappedOptimizer
 from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.swap.steplog import SwappedStep
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
 
 OPTIMIZER = "optimizer"

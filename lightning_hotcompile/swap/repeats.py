@@ -17,8 +17,8 @@ import torch.utils.checkpoint
 from lightning_hotcompile.errors import warn
 from lightning_hotcompile.swap.compiled_function import without_disable
 from lightning_hotcompile.swap.dynamo import StopRecompute
-from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.process.free_memory import let_go
+from lightning_hotcompile.swap.process.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.ranks import has_other_ranks
 
 _OF_CHECKPOINTS = torch.utils.checkpoint.__name__

@@ -18,7 +18,6 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.covers import cover, uncover
 from lightning_hotcompile.swap.dynamo import dynamic_integers
 from lightning_hotcompile.swap.gate import Lane
-from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.ranks import has_other_ranks
 from lightning_hotcompile.swap.step_method import (
     ClassMethods,
@@ -31,6 +30,7 @@ from lightning_hotcompile.swap.step_method import (
     method_of_class,
     source_of,
 )
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 from lightning_hotcompile.swap.tracing.inlined_only import inlined_only
 
 _CALLS = "_hotcompile_log_calls"

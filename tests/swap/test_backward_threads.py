@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 from tests.elsewhere import threads_may_compile
 from tests.models import Block
 

@@ -12,7 +12,7 @@ from torch._guards import TracingContext
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.installer import call_module
+from lightning_hotcompile.swap.swapped_region import call_module
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Block, Net, fit, seeded
 

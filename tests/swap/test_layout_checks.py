@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_hotcompile.swap.optimizers import layout_checks
+from lightning_hotcompile.swap.inductor import layout_checks
 from tests.functions import turned
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded

@@ -20,7 +20,6 @@ from lightning_hotcompile.cli import gathering
 from lightning_hotcompile.run import judge
 from lightning_hotcompile.store import compiler_cache, hardware
 from lightning_hotcompile.store.hardware import Machine
-from lightning_hotcompile.swap.graphs.thread_state import ThreadState
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.inductor import triton as inductor_triton
 from lightning_hotcompile.swap.inductor.cxx import why_no_compiler
@@ -30,6 +29,7 @@ from lightning_hotcompile.swap.parity.difference import Run, largest_difference
 from lightning_hotcompile.swap.parity.proportion import norm
 from lightning_hotcompile.swap.prewarm.choice import Surroundings
 from lightning_hotcompile.swap.process.cores import usable_cores
+from lightning_hotcompile.swap.process.thread_state import ThreadState
 from tests.hot import hot
 from tests.models import Net, fit, seeded
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 from tests.hot import assert_same, hot
 from tests.models import Net, loader, make_trainer, seeded
 from tests.swap.test_checkpoints import keeps_products

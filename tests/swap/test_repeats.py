@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
-from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.process.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.repeats import checkpoint_of
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Block, Net, loader, make_trainer, seeded
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use, strides_kept
+from lightning_hotcompile.swap.process.saved_tensors import hooks_in_use, strides_kept
 from tests.hot import assert_same, hot
 from tests.models import Net, fit, seeded
 

@@ -17,12 +17,12 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hotcompile.swap.dynamo import compiling_allowed
-from lightning_hotcompile.swap.graphs.thread_state import (
+from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.process.thread_state import (
     ThreadState,
     put_back_after_errors,
     without_autocast_cache,
 )
-from lightning_hotcompile.swap.graphs.witness import Witness
 
 
 def now() -> tuple[bool, bool, torch.dtype, bool, torch.dtype]:

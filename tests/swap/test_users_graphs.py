@@ -13,8 +13,8 @@ from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap import onlookers
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.installer import SwappedRegion
 from lightning_hotcompile.swap.parity import clones
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 from tests.hot import Counting
 from tests.models import Block
 

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import CheckpointError
 from lightning_hotcompile.errors import ParityError, first_line
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute, is_seen_by_a_mode
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
-from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, strides_kept
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.parity.tripwire import Tripwire
+from lightning_hotcompile.swap.process.saved_tensors import Hooks, strides_kept
 from lightning_hotcompile.swap.repeats import (
     checkpoint_of,
     forget_saved,

@@ -23,18 +23,18 @@ from lightning_hotcompile.swap.graphs.saved_inputs import (
     watch_until_backward,
     with_copies,
 )
-from lightning_hotcompile.swap.graphs.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.graphs.traced_once import once_real
 from lightning_hotcompile.swap.graphs.unbounded import divides
 from lightning_hotcompile.swap.graphs.uncounted import holds_noise, written_behind_autograd
+from lightning_hotcompile.swap.inductor.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.onlookers import captures_cuda_graph
-from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.parity.captured import eager_forward, tensors_of
 from lightning_hotcompile.swap.parity.compare import compare
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.tripwire import Before, Tripwire
 from lightning_hotcompile.swap.parity.verdict import Parity, changes_what_is_held
 from lightning_hotcompile.swap.process.free_memory import let_go
+from lightning_hotcompile.swap.process.saved_tensors import hooks_in_use
 from lightning_hotcompile.swap.tracing.signal_handlers import comes_from_a_handler
 
 _log = logging.getLogger(__name__)

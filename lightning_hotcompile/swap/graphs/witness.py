@@ -14,12 +14,10 @@ from lightning_hotcompile.errors import ConfigError, first_line, near_names
 from lightning_hotcompile.swap.compiled_function import CodeNames, graph_of
 from lightning_hotcompile.swap.dynamo import CompiledFn, LeavesFrame, RestartCompile, cache_hits
 from lightning_hotcompile.swap.graphs.defined_memory import define_memory
+from lightning_hotcompile.swap.graphs.functional_collectives import why_not_captured
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.later_frames import LaterFrames
 from lightning_hotcompile.swap.graphs.running import GraphAtWork
-from lightning_hotcompile.swap.graphs.said_in_vain import nothing_said_in_vain
-from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
-from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.inductor.compilers import (
     backend_names,
     backward_with_forward,
@@ -29,9 +27,11 @@ from lightning_hotcompile.swap.onlookers import captures_cuda_graph
 from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_forward
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
+from lightning_hotcompile.swap.process.said_in_vain import nothing_said_in_vain
+from lightning_hotcompile.swap.process.saved_tensors import Hooks, hooks_in_use
+from lightning_hotcompile.swap.process.thread_state import put_back_after_errors
 from lightning_hotcompile.swap.process.time_limit import time_limit
 from lightning_hotcompile.swap.repeats import is_checkpointed
-from lightning_hotcompile.swap.tracing.collectives import why_not_captured
 from lightning_hotcompile.swap.tracing.float_inputs import constants_of_one_frame
 from lightning_hotcompile.swap.tracing.moving_numbers import MovingNumbers
 from lightning_hotcompile.swap.tracing.set_and_read import SetAndRead

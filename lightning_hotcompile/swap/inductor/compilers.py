@@ -21,12 +21,12 @@ from lightning_hotcompile.swap.inductor import (
     cpp_beside,
     cpp_wrapper,
     dropout_masks,
+    layout_checks,
     loops,
     rounding,
     vector_masks,
 )
 from lightning_hotcompile.swap.inductor.permutations import plain_permutations
-from lightning_hotcompile.swap.optimizers import layout_checks
 from lightning_hotcompile.swap.parity.captured import eager_forward
 
 
@@ -112,7 +112,7 @@ def resolve_backend(
 
     With ``checks_at_once``, for graphs that autograd does not run backwards (an optimizer's step), loops are
     shared as by default, and the code does not check the layout of each tensor: one call looks at all of
-    them, see :mod:`~lightning_hotcompile.swap.optimizers.layout_checks`. They have no CUDA graphs: gradients
+    them, see :mod:`~lightning_hotcompile.swap.inductor.layout_checks`. They have no CUDA graphs: gradients
     that a replayed backward has made are gone when the next graph is recorded. Other graphs have some only
     if mode or options ask for them, which are held against the Trainer; the process's own setting is not.
 

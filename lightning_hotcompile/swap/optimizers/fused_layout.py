@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hotcompile.swap.inductor.layout_checks import guards_of
 from lightning_hotcompile.swap.optimizers.fused_kernels import STEP, GroupTensors, kernel_for
-from lightning_hotcompile.swap.optimizers.layout_checks import guards_of
 
 DTYPES = (torch.float32, torch.float64)
 """Of weights that these kernels are used for; complex ones they refuse, in the middle of an update."""

@@ -15,13 +15,13 @@ from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.inductor.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.optimizers.first_settings import FirstSettings
 from lightning_hotcompile.swap.optimizers.gradients import with_usual_strides
-from lightning_hotcompile.swap.optimizers.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.optimizers.optimizer_step import ReplacedStep, bare_step
 from lightning_hotcompile.swap.optimizers.optimizer_values import OptimizerValues
 from lightning_hotcompile.swap.optimizers.static_marks import static_marks_as_before
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 
 _AS_THEY_ARE = contextlib.nullcontext()
 

@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_hotcompile.swap.dynamo import is_seen_by_a_mode
-from lightning_hotcompile.swap.graphs.saved_tensors import not_of_the_user
 from lightning_hotcompile.swap.parity.clones import random_state_kept
+from lightning_hotcompile.swap.process.saved_tensors import not_of_the_user
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

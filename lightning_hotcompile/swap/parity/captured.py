@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors
+from lightning_hotcompile.swap.process.thread_state import put_back_after_errors
 
 _HELD = "held"
 """Which inputs of a checkpoint's body are parameters, in the copy that runs as the user's code."""

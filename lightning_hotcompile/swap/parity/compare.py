@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
 from lightning_hotcompile.swap.parity.apart import apart_from_the_step
 from lightning_hotcompile.swap.parity.clones import why_not_cloned
 from lightning_hotcompile.swap.parity.difference import (
@@ -28,6 +27,7 @@ from lightning_hotcompile.swap.parity.trial import Trial
 from lightning_hotcompile.swap.parity.uncertain import is_as_uncertain
 from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
+from lightning_hotcompile.swap.process.thread_state import without_autocast_cache
 
 _log = logging.getLogger(__name__)
 

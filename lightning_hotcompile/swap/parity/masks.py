@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.parity.clones import RandomState
 from lightning_hotcompile.swap.parity.difference import Run, out_of_proportion, same_kinds
 from lightning_hotcompile.swap.parity.trial import Trial
 from lightning_hotcompile.swap.parity.widen import Widened
+from lightning_hotcompile.swap.process.saved_tensors import Hooks, hooks_in_use
 
 _DROPOUTS: frozenset[Callable[..., Any]] = frozenset({F.dropout, torch.dropout})
 

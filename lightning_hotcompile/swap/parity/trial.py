@@ -14,9 +14,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
-from lightning_hotcompile.swap.graphs.said_in_vain import nothing_said_in_vain
-from lightning_hotcompile.swap.graphs.saved_tensors import not_of_the_user
-from lightning_hotcompile.swap.graphs.thread_state import put_back_after_errors, without_autocast
 from lightning_hotcompile.swap.parity.clones import (
     Kept,
     RandomState,
@@ -31,6 +28,9 @@ from lightning_hotcompile.swap.parity.proportion import movements
 from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
 from lightning_hotcompile.swap.parity.widen import Widened
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
+from lightning_hotcompile.swap.process.said_in_vain import nothing_said_in_vain
+from lightning_hotcompile.swap.process.saved_tensors import not_of_the_user
+from lightning_hotcompile.swap.process.thread_state import put_back_after_errors, without_autocast
 
 _COTANGENT_SEED = 20_021
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import CompiledFn
-from lightning_hotcompile.swap.graphs.thread_state import without_autocast_cache
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
 from lightning_hotcompile.swap.parity.clones import Kept, RandomState, clone_inputs, random_state_kept
 from lightning_hotcompile.swap.parity.difference import flat
 from lightning_hotcompile.swap.parity.tensors import comparable
 from lightning_hotcompile.swap.parity.verdict import Parity
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
+from lightning_hotcompile.swap.process.thread_state import without_autocast_cache
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 
-from lightning_hotcompile.swap.graphs.thread_state import ThreadState
+from lightning_hotcompile.swap.process.thread_state import ThreadState
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What this process has: cores, memory, its heap, and a limit on the time of a call."""
+"""What this process and its threads have: cores, memory, modes and hooks of torch, and time limits."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from lightning_hotcompile.swap.tracing.interruptible import can_be_interrupted
+from lightning_hotcompile.swap.process.interruptible import can_be_interrupted
 
 _AT_ONCE = 1e-6
 _LOOK_AGAIN_S = 0.005

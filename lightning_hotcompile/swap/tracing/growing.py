@@ -38,7 +38,7 @@ the same few lengths in each step; Dynamo compiles a function eight times and no
 
 _SEVERAL = 2
 _OF_BLOCKS = ("call_module", "call_forward")
-"""How the code of a module begins by its name, see ``swap/installer.py``."""
+"""How the code of a module begins by its name, see ``swap/swapped_region.py``."""
 
 _LENGTHS = "_hotcompile_lengths"
 """Where a graph in the making keeps how long each was, and what it is to Dynamo, by where it comes from."""

@@ -8,8 +8,8 @@ from typing import Any
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from lightning_hotcompile.swap.own_thread import OwnThread
+from lightning_hotcompile.swap.process.interruptible import can_be_interrupted
 from lightning_hotcompile.swap.process.time_limit import AGAIN_S, Alarm, is_limited, too_long
-from lightning_hotcompile.swap.tracing.interruptible import can_be_interrupted
 
 _DYNAMOS = "torch/_dynamo/convert_frame.py"
 

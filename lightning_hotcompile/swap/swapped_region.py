@@ -18,11 +18,11 @@ from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import CompiledFn, is_compile_error, skips_all_frames
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.fit import Fit
-from lightning_hotcompile.swap.graphs.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.graphs.witness import Witness
 from lightning_hotcompile.swap.onlookers import captures_cuda_graph, needs_eager
 from lightning_hotcompile.swap.own_thread import is_traced_here
 from lightning_hotcompile.swap.parity.apart import unseen_by_modes
+from lightning_hotcompile.swap.process.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.repeats import checkpoint_of, graphs_run_in, note_call, repeat_of
 from lightning_hotcompile.swap.replaced import put_in_place
 from lightning_hotcompile.swap.tracing.signal_handlers import SignalHandlers

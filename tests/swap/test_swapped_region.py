@@ -19,7 +19,7 @@ from lightning_hotcompile.plan.regions import why_not_compiled
 from lightning_hotcompile.plan.scopes import Region
 from lightning_hotcompile.swap.gate import Gate, Lane
 from lightning_hotcompile.swap.graphs.witness import Witness
-from lightning_hotcompile.swap.installer import SwappedRegion
+from lightning_hotcompile.swap.swapped_region import SwappedRegion
 from tests import functions
 from tests.elsewhere import compiling_elsewhere
 from tests.models import Block, Net
