@@ -92,6 +92,8 @@ PRIVATE_TORCH = {
         *("_debug_get_cache_entry_list", "_edits", "_get_cache_entries_for_region"),
         *("torch._dynamo", "torch._C"),
     },
+    # What it notes on each compile.
+    "swap.past_compiles": {"torch._dynamo", "torch._guards"},
     # What becomes of a frame that the backend has refused.
     "swap.graphs.later_frames": {"torch._dynamo"},
     # The backends behind Dynamo.
@@ -201,7 +203,6 @@ PRIVATE_TORCH = {
         "_foreach_mul_",
         "_foreach_sub",
     },
-    "swap.tracing.moving_numbers": {"torch._guards"},
     # What it guards.
     "swap.tracing.added_guards": {"torch._dynamo"},
     # How it calls functions with a cache.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lightning_hotcompile.receipt.event_kinds import (
@@ -108,8 +108,16 @@ class Story:
         """Compiling begins."""
         self._emit(Compiling(step=self._step(), regions=regions))
 
-    def compiled(self, graphs: Sequence[Graph], known: Collection[str], reason: str | None = None) -> None:
-        """Graphs went through the backend; one of a region in ``known`` is a recompile, for this reason."""
+    def compiled(
+        self, graphs: Sequence[Graph], known: Collection[str], reasons: Mapping[str | None, str]
+    ) -> None:
+        """Graphs went through the backend.
+
+        Args:
+            graphs: what was captured.
+            known: regions that had graphs before; another one of these is a recompile.
+            reasons: of compiles, by their numbers.
+        """
         for graph in graphs:
             if graph.error is not None and graph.parity is None:
                 continue  # told as a fallback when the region is taken out
@@ -126,7 +134,7 @@ class Story:
         for graph in graphs:
             if graph.region in known:
                 self.recompiles += 1
-                why = reason or "another variant of the step"
+                why = reasons.get(graph.compile_id, "another variant of the step")
                 self._emit(Recompiled(step=self._step(), region=graph.region, reason=why))
 
     def _compared(self, graph: Graph) -> None:

@@ -14,10 +14,10 @@ from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.ahead import Ahead
-from lightning_hotcompile.swap.dynamo import last_recompile_reason
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.installation import Installation
+from lightning_hotcompile.swap.past_compiles import reason_for
 from lightning_hotcompile.swap.shared import Shared
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep
 from lightning_hotcompile.swap.tracing.stance import is_forced_eager, stance_against_compiling
@@ -181,10 +181,10 @@ class Flip:
     def _tell_new_graphs(self, told: int) -> None:
         graphs = self.installation.witness.graphs
         known = {g.region for g in graphs[:told]}
-        again = any(g.region in known for g in graphs[told:])
-        reason = last_recompile_reason() if again else None
-        self.recompile_reason = reason or self.recompile_reason
-        self._story.compiled(graphs[told:], known, reason)
+        again = dict.fromkeys(g.compile_id for g in graphs[told:] if g.region in known)
+        reasons = {each: reason for each in again if (reason := reason_for(each)) is not None}
+        self.recompile_reason = next(reversed(reasons.values()), self.recompile_reason)
+        self._story.compiled(graphs[told:], known, reasons)
 
     @property
     def has_news(self) -> bool:

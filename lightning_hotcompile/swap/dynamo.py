@@ -29,7 +29,7 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import SpeculationLogDivergence
-from torch._dynamo.utils import counters, get_compilation_metrics, same
+from torch._dynamo.utils import counters, same
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _StopRecomputationError
@@ -245,22 +245,6 @@ def graph_break_count() -> int:
 def graph_count() -> int:
     """Graphs that Dynamo has captured in this process so far, the user's included."""
     return int(counters["stats"]["unique_graphs"])
-
-
-def last_recompile_reason() -> str | None:
-    """Why a frame was compiled again, the latest of the last eight compiles that was no first one."""
-    return next(filter(None, map(first_reason, reversed(recent_compiles()[-8:]))), None)
-
-
-def recent_compiles() -> list[Any]:
-    """What Dynamo has noted on each of the last frames that it compiled, oldest first."""
-    return list(get_compilation_metrics())
-
-
-def first_reason(compile_: Any) -> str | None:
-    """Why one of them was compiled again, the first guard that failed; ``None`` for a first compile."""
-    reason: str | None = compile_.recompile_reason
-    return reason.strip().splitlines()[0] if reason else None
 
 
 def cache_hits() -> int:

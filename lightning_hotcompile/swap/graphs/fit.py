@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_hotcompile.swap.dynamo import last_recompile_reason
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.past_compiles import latest_reason
 
 MISSES_IN_A_ROW = 3
 """Calls that no compiled code fitted, one after the other, after which a region counts as eager."""
@@ -44,6 +44,6 @@ class Fit:
         graphs = len(self._witness.graphs_of(self._region))
         if graphs < MANY_GRAPHS:
             return None
-        reason = last_recompile_reason()
+        reason = latest_reason()
         last = f"; the last reason: {reason}" if reason else ""
         return f"none of its {graphs} graphs fits, and Dynamo compiles no more (recompile limit){last}"

@@ -16,7 +16,8 @@ class Graph:
     ``seconds`` is the backend's own time, forward and backward. ``error`` is set if the backend
     failed, or if the compiled code turned out to be wrong or raised: then eager runs instead. ``cache_hit``
     tells whether Inductor found it in its cache, ``None`` if that is not known. ``parity`` is set by the
-    first run; ``unwatched`` says why the runs after it are not looked at for NaN.
+    first run; ``unwatched`` says why the runs after it are not looked at for NaN. ``compile_id`` is Dynamo's
+    number of the compile that it was captured in.
     """
 
     region: str
@@ -27,6 +28,7 @@ class Graph:
     cache_hit: bool | None = None
     parity: Parity | None = None
     unwatched: str | None = None
+    compile_id: str | None = None
 
 
 @dataclass(kw_only=True)

@@ -27,6 +27,7 @@ from lightning_hotcompile.swap.onlookers import captures_cuda_graph
 from lightning_hotcompile.swap.parity.captured import copy_of, count_ops, eager_forward
 from lightning_hotcompile.swap.parity.compare import NotNeutral
 from lightning_hotcompile.swap.parity.neutral import neutralised
+from lightning_hotcompile.swap.past_compiles import running_compile
 from lightning_hotcompile.swap.process.said_in_vain import nothing_said_in_vain
 from lightning_hotcompile.swap.process.saved_tensors import Hooks, hooks_in_use
 from lightning_hotcompile.swap.process.thread_state import put_back_after_errors
@@ -156,7 +157,7 @@ class Witness:
             with backward_with_forward(outside=self.watch.backward_outside):
                 self.collect(region, graph_module, example_inputs)
             return self._as_captured(graph_module)
-        graph = Graph(region=region, n_ops=count_ops(graph_module))
+        graph = Graph(region=region, n_ops=count_ops(graph_module), compile_id=running_compile())
         captured = copy_of(graph_module, _let_examples_go)
         start, hits = self._now(), cache_hits()
         try:

@@ -13,10 +13,9 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch._guards import CompileContext
 from torch.fx import GraphModule, Node
 
-from lightning_hotcompile.swap.dynamo import first_reason, recent_compiles
+from lightning_hotcompile.swap.past_compiles import code_of, past_compiles, reason_of, running_compile
 
 _EQUALS = re.compile(r"(?P<what>\S.*?) == \(?-?(\d+\.\d|\d+e[-+]|inf|nan)")
 MOVES = "a number that is a constant of the code has another value each time"
@@ -44,7 +43,7 @@ class MovingNumbers:
     @staticmethod
     def newest() -> object:
         """What :meth:`look` begins after."""
-        return next(reversed(recent_compiles()), None)
+        return next(reversed(past_compiles()), None)
 
     def look(self, region: str, step: int, newest: object) -> None:
         """A call has ended that may have compiled: what was compiled since, and why.
@@ -54,12 +53,12 @@ class MovingNumbers:
             step: a number that is another one in each step.
             newest: before the call.
         """
-        for compile_ in reversed(recent_compiles()):
+        for compile_ in reversed(past_compiles()):
             if compile_ is newest:
                 break
-            if (reason := first_reason(compile_)) is not None:
+            if (reason := reason_of(compile_)) is not None:
                 # a step with graph breaks has several pieces of code
-                self.count(region, step, _frame_of(compile_.compile_id), reason)
+                self.count(region, step, code_of(compile_.compile_id), reason)
 
     def count(self, region: str, step: int, frame: str, reason: str) -> None:
         """One more compile of a piece of the region's code, and its reason."""
@@ -83,7 +82,7 @@ class MovingNumbers:
 
         Its tensors are of other frames, which go with whatever it gives them.
         """
-        frame = _frame_of(CompileContext.current_compile_id())
+        frame = code_of(running_compile())
         if any(_is_of_tensors(node) for node in graph_module.graph.nodes):
             self.computes_tensors(frame)
         if frame in self._of_tensors:
@@ -96,11 +95,6 @@ class MovingNumbers:
 
     def _why(self, region: str, frames: Collection[str]) -> str | None:
         return f"{MOVES}: {self._found[region][min(frames)]}" if frames else None
-
-
-def _frame_of(compile_id: object) -> str:
-    """The number of a piece of code, as Dynamo counts them: ``3/1`` is its second compile."""
-    return str(compile_id).partition("/")[0]
 
 
 def _is_of_tensors(node: Node) -> bool:
