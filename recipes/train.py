@@ -34,7 +34,7 @@ def hand_over(hot: HotCompile, folder: Path) -> None:
     """Print the receipt, and write it as ``report.json`` and ``report.md``."""
     (folder / "report.json").write_text(hot.report.to_json(), encoding="utf-8")
     (folder / "report.md").write_text(hot.report.to_markdown(), encoding="utf-8")
-    print(hot.report.to_text())
+    print(hot.report)
     print(f"receipt: {folder / 'report.md'}")
 
 

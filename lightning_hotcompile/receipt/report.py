@@ -106,12 +106,14 @@ def printed_later(plan: object) -> str:
     return cast("str", plan)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
     """All that a run of the callback has to tell. What was not measured is None or empty, never 0.
 
+    It prints as :meth:`to_text`; a notebook shows :meth:`to_markdown`.
+
     Example:
-        >>> print(hot.report.to_text())  # doctest: +SKIP
+        >>> print(hot.report)  # doctest: +SKIP
     """
 
     phase: str
@@ -191,6 +193,15 @@ class Report:
 
     samples: tuple[StepSample, ...] = ()
     """Single steps, oldest first; of a long run every second, every fourth and so on."""
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.steps} steps: {headline(self)}>"
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
 
     def __getstate__(self) -> dict[str, Any]:
         """What others can open: the plan is printed first."""

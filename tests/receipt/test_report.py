@@ -184,6 +184,25 @@ class TestHeadline:
         assert headline(report).startswith("reverted, back to eager: Error: line one line two; 13.4 s lost")
 
 
+class TestShown:
+    """A report is what many look at first: as they see it by ``print``, at a prompt, and in a notebook."""
+
+    @each_report
+    def test_it_prints_as_its_text(self, report: Report) -> None:
+        assert str(report) == report.to_text()
+
+    @each_report
+    def test_at_a_prompt_it_is_one_line(self, report: Report) -> None:
+        shown = repr(report)
+        assert headline(report) in shown
+        assert f"{report.steps} steps" in shown
+        assert len(shown.splitlines()) == 1
+
+    @each_report
+    def test_a_notebook_shows_its_markdown(self, report: Report) -> None:
+        assert report._repr_markdown_() == report.to_markdown()
+
+
 class TestDictAndJson:
     @each_report
     def test_json_round_trip(self, report: Report) -> None:
