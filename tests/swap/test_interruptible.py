@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lightning_hotcompile
 from lightning_hotcompile.swap.dynamo import compiling_allowed
+from lightning_hotcompile.swap.process import interruptible
 from lightning_hotcompile.swap.process.interruptible import can_be_interrupted
 from lightning_hotcompile.swap.process.time_limit import time_limit
-from lightning_hotcompile.swap.tracing import interruptible
 from lightning_hotcompile.swap.tracing.tracing_limit import TracingLimit
 from tests.functions import turned
 
