@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import GET_ATTRIBUTE, Override
 
 
 def overrides() -> list[Override]:
@@ -28,7 +28,7 @@ def overrides() -> list[Override]:
             handle_observed_exception(tx)
             return module.manually_trace_nn_module_getattr(tx, name)
 
-    return [Override(UnspecializedNNModuleVariable, "var_getattr", got)]
+    return [Override(UnspecializedNNModuleVariable, GET_ATTRIBUTE, got)]
 
 
 def _is_behind_a_property(module: nn.Module, name: str) -> bool:

@@ -11,10 +11,14 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import install_guard
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.base import VariableTracker
 
 from lightning_hotcompile.swap.replaced import put_in_place
 
 Method = Callable[..., Any]
+
+GET_ATTRIBUTE = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
+"""Dynamo's method that reads an attribute of a variable; the first one from torch 2.14 on."""
 
 _MARK = "_hotcompile_overrides"
 _WRAPPED = ("backend_compile_fn", "compiler_fn", "__wrapped__", "_torchdynamo_orig_backend")

@@ -28,6 +28,8 @@ class _Sparse(LeftVariable):
         """A method, which ends the graph when it is called; what else it has ends it at once."""
         return GetAttrVariable(self, name) if callable(getattr(Tensor, name, None)) else self.ends_graph()
 
+    tp_getattro_impl = var_getattr  # from torch 2.14 on
+
 
 def overrides() -> list[Override]:
     """The methods of Dynamo's that this file overrides."""
