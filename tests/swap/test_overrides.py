@@ -24,10 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
 from lightning_hotcompile.swap.graphs.witness import Witness
+from lightning_hotcompile.swap.tracing import failing_properties
 from lightning_hotcompile.swap.tracing.breaks import LOGGER, GraphBreak
 from lightning_hotcompile.swap.tracing.otherwise import all_overrides
 from lightning_hotcompile.swap.tracing.overrides import is_traced_for_others
 from tests.elsewhere import threads_may_compile
+from tests.hot import assert_same, hot
+from tests.models import Net, fit, seeded
 
 
 @pytest.fixture
@@ -142,3 +145,18 @@ def test_none_is_of_a_function_that_dynamo_keeps() -> None:
     kept = {function.__name__ for function in VariableBuilder._type_dispatch().values()}
     assert "wrap_tensor" in kept
     assert not [each.name for each in all_overrides() if each.owner is VariableBuilder and each.name in kept]
+
+
+def test_a_torch_without_what_is_overridden_trains_eagerly_and_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with a version that is newer than this package, where Dynamo has another name for it."""
+    monkeypatch.setattr(failing_properties, "GET_ATTRIBUTE", "of_another_torch")
+    plain, model = seeded(Net), seeded(Net)
+    fit(plain)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(model, [callback])
+    assert_same(plain, model, tolerance=0)
+    (note,) = [note for note in callback.report.notes if "of_another_torch" in note]
+    assert f"torch {torch.__version__} has no UnspecializedNNModuleVariable.of_another_torch" in note
+    assert "lightning_hotcompile" in note

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import install_guard
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 
+from lightning_hotcompile.errors import HotCompileError
 from lightning_hotcompile.swap.replaced import put_in_place
+from lightning_hotcompile.version import __version__
 
 Method = Callable[..., Any]
 
@@ -47,9 +50,18 @@ class Override:
     instead: Method
 
     def put(self) -> Callable[[], None]:
-        """Have it called; returns what undoes that, the last one first where several are of one name."""
-        method = _instead_of(getattr(self.owner, self.name), self)
-        return put_in_place({(self.owner, self.name): method})
+        """Have it called; returns what undoes that, the last one first where several are of one name.
+
+        Raises:
+            HotCompileError: this torch has no such method.
+        """
+        prior = getattr(self.owner, self.name, None)
+        if prior is None:
+            raise HotCompileError(
+                f"torch {torch.__version__} has no {self.owner.__name__}.{self.name}, which "
+                f"lightning_hotcompile {__version__} builds on: a newer version of it may know this torch"
+            )
+        return put_in_place({(self.owner, self.name): _instead_of(prior, self)})
 
 
 def _instead_of(prior: Method, override: Override) -> Method:
