@@ -1,4 +1,4 @@
-"""Reductions around which Inductor vectorises another loop: every row has its own result."""
+"""Reductions that Inductor vectorises: each row has a result, of its own elements."""
 
 from __future__ import annotations
 
@@ -55,6 +55,26 @@ def test_each_head_has_its_own_weights(heads: int, in_cpp: bool) -> None:
     (slope,) = torch.autograd.grad(expected.square().sum(), given[0])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-4)
+
+
+def extremes(x: Tensor) -> tuple[Tensor, ...]:
+    """Of values that are all above zero, and of the same below it."""
+    below = -x
+    rows = x.amin(1), x.argmin(1), below.amax(1), below.argmax(1), x.max(1)[1]
+    return *rows, x.amin(0), x.argmin(0), x.min()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("columns", [16, 37])
+def test_integers_of_8_bit_are_compared_with_each_other_only(dtype: torch.dtype, columns: int) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = torch.randint(1, 127, (5, columns)).to(dtype)
+    compiled = torch.compile(extremes, backend=resolve_backend("inductor", None, None))
+    with KeepsResultsOfRows(), torch.compiler.config.patch(force_disable_caches=True):
+        found = compiled(x)
+    assert all(map(torch.equal, found, extremes(x)))
 
 
 def test_torch_has_its_own_way_back() -> None:
