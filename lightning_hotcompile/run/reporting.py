@@ -19,6 +19,7 @@ from lightning_hotcompile.receipt.report import RegionProof, Report, printed_lat
 from lightning_hotcompile.run.judge import SETTLING_CONFIDENCE
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.run.trainer_facts import versions
+from lightning_hotcompile.swap.gate import Gate
 from lightning_hotcompile.swap.graphs.graph import Graph
 from lightning_hotcompile.swap.installation import Proof
 from lightning_hotcompile.swap.tracing.breaks import GraphBreak
@@ -100,7 +101,7 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
             *notes,
             *session.plan.notes,
             *_unproven_notes(proofs),
-            *_failure_notes(installation.gate.failures if tracks.flipped() else (), proofs),
+            *(_failure_notes(installation.gate, proofs) if tracks.flipped() else ()),
             *notes_on_breaks(installation.graph_breaks if tracks.flipped() else ()),
             *_notes_of(session),
         ),
@@ -219,11 +220,12 @@ def _unproven_notes(proofs: Sequence[Proof]) -> list[str]:
     ]
 
 
-def _failure_notes(failures: Sequence[str], proofs: Sequence[Proof]) -> list[str]:
+def _failure_notes(gate: Gate, proofs: Sequence[Proof]) -> list[str]:
     """Errors for which parts of regions run eagerly, each once: Dynamo tells some again within another."""
+    failures = gate.failures
     bare = [f for f in dict.fromkeys(failures) if not any(f != e and f.endswith(e) for e in failures)]
     untold = [f for f in bare if not any(_tells(proof, f) for proof in proofs)]
-    return [f"a part of the step runs eagerly: {failure}" for failure in untold]
+    return [f"a part of the step runs eagerly: {f}{','.join(gate.failed_at[f])}" for f in untold]
 
 
 def _tells(proof: Proof, failure: str) -> bool:

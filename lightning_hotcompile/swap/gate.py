@@ -12,7 +12,7 @@ from typing import Any
 from lightning_hotcompile.errors import HotCompileError, first_line
 from lightning_hotcompile.swap.dynamo import cause_of, compiling_allowed
 from lightning_hotcompile.swap.own_thread import runs_backward
-from lightning_hotcompile.swap.tracing.breaks import GraphBreak
+from lightning_hotcompile.swap.tracing.breaks import GraphBreak, place_of
 from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES
 
 
@@ -64,6 +64,8 @@ class Gate:
         self.limit_s = limit_s
         self._running = running
         self.failures: list[str] = []
+        self.failed_at: dict[str, list[str]] = {}
+        """Of failures of Dynamo's: the user's lines that it was at."""
         """First lines: an error itself would keep the model that it passed through."""
 
         self._breaks: dict[tuple[str, str], GraphBreak] = {}
@@ -86,6 +88,9 @@ class Gate:
         # Dynamo has its own error around one of this package, which is a sentence already.
         is_ours = isinstance(cause.__context__, HotCompileError) and said in str(cause)
         self.failures.append(said if is_ours else first_line(cause))
+        place, known = place_of(error), self.failed_at.setdefault(self.failures[-1], [])
+        if place and place not in known:
+            known.append(place)
 
     @property
     def breaks(self) -> tuple[GraphBreak, ...]:

@@ -269,6 +269,31 @@ def test_no_frame_of_this_package_is_the_users() -> None:
     assert str(Path(lightning_hotcompile.__file__).parent) in breaks._NOT_THE_USERS
 
 
+class LastStates(Net):
+    """As pytorch-lifestream's encoders take the last state of each sequence."""
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        states = x.unsqueeze(1).expand(-1, 3, -1)
+        ends = torch.ones(len(x), dtype=torch.long)
+        return super().loss((last_of(states, ends), y))
+
+
+def last_of(states: Tensor, lengths: Tensor) -> Tensor:
+    return states[range(len(states)), [length - 1 for length in lengths]]
+
+
+def test_where_dynamo_fails_on_an_operation_is_in_the_receipt() -> None:
+    plain, model = seeded(LastStates), seeded(LastStates)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    (told,) = [note for note in callback.report.notes if note.startswith("a part of the step runs eagerly")]
+    line = last_of.__code__.co_firstlineno + 1
+    assert re.search(rf"test_breaks\.py:{line} in last_of \(return states\[range", told), told
+
+
 class Sizes(tuple[int, ...]):
     """Has no length, as the irreducible representations of e3nn have none: a guard on it cannot be made."""
 

@@ -132,6 +132,17 @@ def break_from(message: str) -> GraphBreak | None:
     )
 
 
+def place_of(error: BaseException) -> str:
+    """The user's line at which Dynamo failed with this error, to stand behind it; empty if not told."""
+    frames = getattr(error, "real_stack", None) or ()
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    if not own:
+        return ""
+    file, line, function, code = own[-1].filename, own[-1].lineno or 0, own[-1].name, own[-1].line
+    found = GraphBreak(reason="", file=file, line=line, function=function)
+    return f" at {found.place}" + (f" ({code})" if code else "")
+
+
 def _lines_of_reason(paragraph: str) -> list[str]:
     """The lines of the paragraph that names the reason; none of one that leads up to it."""
     lines = [line.strip() for line in paragraph.strip().splitlines()]
