@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_hotcompile.cli.facts import Facts
+from lightning_hotcompile.swap.inductor.paths import fits_commands
 from lightning_hotcompile.swap.inductor.triton import OLDEST_GPU
 
 OLDEST_PYTHON = (3, 10)
@@ -177,6 +178,9 @@ def cache(facts: Facts) -> Check:
     if facts.cache_runs_code is False:
         found = f"{facts.cache} is on a disk from which no code is loaded (noexec)"
         return _problem(name, found, f"name a folder on another disk in {facts.cache_option}")
+    if not facts.gpus and not fits_commands(facts.cache):
+        found = f"{facts.cache} has a space or quote, and torch can name no file in it to the C++ compiler"
+        return _warning(name, found, f"name another folder in {facts.cache_option}")
     return _ok(name, facts.cache)
 
 

@@ -11,10 +11,12 @@ from lightning_hotcompile.store.bounding import Entry
 from lightning_hotcompile.store.compiler_cache import CompilerCacheUse
 from lightning_hotcompile.store.folder import SafeFolder, StoreError
 from lightning_hotcompile.store.forgiving import Forgiving
+from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.prewarm.leftovers import remove_left
 
 COMPILER, USERS = "compiler", "users"
 LOCK = "compiler"
+_UNFIT = "and torch can name no file in it to the C++ compiler: choose another folder for the store"
 
 
 class CacheRoom:
@@ -58,12 +60,17 @@ class CacheRoom:
                 others += sum(entry.size for entry in bounding.entries_of(folder))
         return found, others
 
-    def use(self, tag: str) -> CompilerCacheUse:
-        """Lets the compiler use the folder of this tag, from ``start()`` to ``stop()``."""
+    def use(self, tag: str, *, for_cpp: bool) -> CompilerCacheUse:
+        """Lets the compiler use the folder of this tag, from ``start()`` to ``stop()``.
+
+        ``for_cpp``: what is compiled goes through the C++ compiler.
+        """
         try:
             folder, users = self.folder_of(tag), self._folder.room(USERS)
         except StoreError as error:
             return CompilerCacheUse(None, reason=str(error))
+        if for_cpp and not inductor_paths.fits_commands(folder):
+            return CompilerCacheUse(None, reason=f"{folder} has a space or quote, {_UNFIT}")
         return CompilerCacheUse(folder, users, now=self._now)
 
     @contextlib.contextmanager

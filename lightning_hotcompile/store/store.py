@@ -141,7 +141,7 @@ class Store:
 
     def use_compiler_cache(self) -> CompilerCacheUse:
         """Lets the compiler use its folder here from ``start()`` to ``stop()``; never raises."""
-        return self._cache.use(self.compiler_tag)
+        return self._cache.use(self.compiler_tag, for_cpp=self._on_cpu)
 
     def bound(self, max_bytes: int = DEFAULT_MAX_BYTES) -> int:
         """Remove of the compiler's cache what was not used for longest; returns the bytes removed.

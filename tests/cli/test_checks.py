@@ -83,6 +83,7 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
         "noexec",
         "in TORCHINDUCTOR_CACHE_DIR",
     ),
+    ("compiler's cache", "warning", {"cache": "/a b"}, "/a b has a space or quote", "HOTCOMPILE_STORE"),
     ("prewarm", "warning", {"free_memory": 1 << 30}, "only 1.0 GiB", "2 GiB"),
 ]
 

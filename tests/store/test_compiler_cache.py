@@ -155,6 +155,19 @@ class TestOff:
         monkeypatch.setattr(compiler_cache, "is_mounted", lambda folder, flag: flag == "ST_NOEXEC")
         assert "noexec" in self.reason(tmp_path)
 
+    @pytest.mark.parametrize("name", ["a b", "it's", "a\tb"])
+    def test_where_torch_cannot_name_it_to_the_cpp_compiler(self, name: str, tmp_path: Path) -> None:
+        use = store_in(tmp_path / name, on_cpu=True).use_compiler_cache()
+        assert not use.start().active
+        assert "C++ compiler" in use.reason
+        assert FOLDER not in os.environ
+        with store_in(tmp_path / name).use_compiler_cache() as on_gpu:  # Triton takes it as it is
+            assert on_gpu.active
+
+    def test_other_letters_are_no_reason(self, tmp_path: Path) -> None:
+        with store_in(tmp_path / "é☃$#&", on_cpu=True).use_compiler_cache() as use:
+            assert use.active, use.reason
+
     def test_where_the_disk_is_nearly_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compiler_cache, "LEAST_FREE_BYTES", 1 << 62)
         assert "MiB left" in self.reason(tmp_path)

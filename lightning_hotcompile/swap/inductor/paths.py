@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ def folder_in_use() -> str:
         OSError: none is set, and there is no default.
     """
     return os.environ.get(FOLDER) or default_folder()
+
+
+def fits_commands(folder: str | Path) -> bool:
+    """Whether the C++ compiler can be told of files in it: torch writes their paths without quotes."""
+    path = Path(folder).as_posix()
+    with contextlib.suppress(ValueError):  # a quote that is never closed
+        return shlex.split(path) == [path]
+    return False
 
 
 def holds_graphs(folder: str | Path) -> bool:
