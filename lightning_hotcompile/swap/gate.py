@@ -64,9 +64,10 @@ class Gate:
         self.limit_s = limit_s
         self._running = running
         self.failures: list[str] = []
-        self.failed_at: dict[str, list[str]] = {}
-        """Of failures of Dynamo's: the user's lines that it was at."""
         """First lines: an error itself would keep the model that it passed through."""
+
+        self.failed_at: dict[str, list[str]] = {}
+        """By failure: the user's lines that Dynamo was at, if it was at any."""
 
         self._breaks: dict[tuple[str, str], GraphBreak] = {}
 
