@@ -149,6 +149,8 @@ PRIVATE_TORCH = {
     "swap.tracing.python_state": {"torch._dynamo"},
     "swap.tracing.number_texts": {"torch._dynamo"},
     "swap.tracing.compared_numbers": {"torch._dynamo"},
+    "swap.tracing.number_arithmetic": {"torch._dynamo"},
+    "swap.tracing.lists_in_tuples": {"torch._dynamo"},
     "swap.tracing.moving_texts": {"torch._dynamo"},
     # Whether its profiler is at work.
     "capture.callback": {"_C", "_autograd", "_profiler_enabled"},
