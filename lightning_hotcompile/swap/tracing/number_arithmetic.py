@@ -113,4 +113,4 @@ def _is_natural(variable: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value)
+    return isinstance(value, float) and math.isfinite(value)
