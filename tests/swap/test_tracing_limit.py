@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -182,3 +183,36 @@ def test_what_a_backward_compiles_in_a_thread_of_its_own_is_of_the_call() -> Non
     with limit, ThreadPoolExecutor(1) as threads:
         threads.submit(backward, torch.ones(2, requires_grad=True)).result()
     assert limit.frames == 1
+
+
+class TimeIsUp(Exception):
+    """What a handler of the user's raises."""
+
+
+def test_a_timer_that_ran_out_meanwhile_rings_after_dynamos_own_end(compiled_once: None) -> None:
+    """There its error would be lost, and leave a compile that is never over for Dynamo, which counts them."""
+
+    def ring(*_: Any) -> None:
+        raise TimeIsUp
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        threading.Event().wait(0.2)
+        return graph.forward
+
+    def slow_end(_: Any) -> None:
+        """As where another process has the core."""
+        until = time.monotonic() + 0.01
+        while time.monotonic() < until:
+            pass
+
+    def step() -> None:
+        callback_handler.register_end_callback(slow_end)  # after that of the limit
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        torch.compile(turned, backend=backend)(torch.ones(2))
+        callback_handler.remove_end_callback(slow_end)
+        threading.Event().wait(10.0)
+
+    signal.signal(signal.SIGALRM, ring)
+    with compiling_allowed(suppress_errors=True), TracingLimit(60.0), pytest.raises(TimeIsUp):
+        step()
+    torch._dynamo.reset()

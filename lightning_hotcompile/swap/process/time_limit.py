@@ -12,6 +12,9 @@ from types import FrameType
 from lightning_hotcompile.swap.process.interruptible import can_be_interrupted
 
 _AT_ONCE = 1e-6
+_SOON_S = 0.05
+"""In which a timer of others that ran out meanwhile rings: not amid what has put it back."""
+
 _LOOK_AGAIN_S = 0.005
 AGAIN_S = 5.0
 """Something in there may have taken the error for its own."""
@@ -73,7 +76,7 @@ class Alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
             if rest:
-                left = max(rest - (self._now() - start), _AT_ONCE)
+                left = max(rest - (self._now() - start), _SOON_S)
                 signal.setitimer(signal.ITIMER_REAL, left, interval)
 
         self._restore, self.active, self.rang = restore, True, False
