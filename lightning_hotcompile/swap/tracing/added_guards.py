@@ -41,6 +41,11 @@ from lightning_hotcompile.swap.tracing.overrides import Override, end_graph, tra
 
 _PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
 _REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
+_JOINS = (
+    "__or__",
+    "__ror__",
+    "__ior__",
+)  # methods of Dynamo's dicts before torch 2.13, which guards what is joined
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
 _GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
 _SOURCE_IN_CLASS = "get_source_by_walking_mro"
@@ -88,6 +93,9 @@ def overrides() -> list[Override]:
     def dict_method(prior: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if name in _REMOVE and variable.source is not None:
             variable.install_dict_keys_match_guard()  # which is taken to be there for what comes after it
+        for each in (variable, *args[0]) if name in _JOINS else ():
+            if isinstance(each, ConstDictVariable) and each.source is not None:
+                each.install_dict_keys_match_guard()
         if name in _LOOKS_UP and args and args[0]:
             guard_key(variable, args[0][0])
         return prior(variable, tx, name, *args, **kwargs)

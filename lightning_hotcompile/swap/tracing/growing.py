@@ -7,6 +7,7 @@ in the making is seen to leave one longer than it was, it is traced again, witho
 
 from __future__ import annotations
 
+import operator
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -17,13 +18,13 @@ from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource, DictGetItemSource
 from torch._dynamo.utils import ExactWeakKeyDictionary
-from torch._dynamo.variables import BaseListVariable, ConstDictVariable, ListVariable
+from torch._dynamo.variables import BaseListVariable, BuiltinVariable, ConstDictVariable, ListVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch._guards import ChainedSource
 
-from lightning_hotcompile.swap.tracing.left_variable import STACK, has_name, left_to_python
+from lightning_hotcompile.swap.tracing.left_variable import STACK, LeftVariable, has_name, left_to_python
 from lightning_hotcompile.swap.tracing.overrides import Override, as_written
 
 _METHOD = types.BuiltinMethodType
@@ -35,6 +36,9 @@ _OF_AN_OBJECT, _HANDED_ON = 2, 6
 What an object has may be filled now and then, where results are looked up. What goes from block to block has
 the same few lengths in each step; Dynamo compiles a function eight times and no more.
 """
+
+_OPERATIONS = frozenset(filter(callable, vars(operator).values())) - {operator.is_, operator.is_not}
+"""What torch 2.11 may answer from one side alone: ``[] == self.losses`` is false."""
 
 _SEVERAL = 2
 _OF_BLOCKS = ("call_module", "call_forward")
@@ -94,7 +98,14 @@ def overrides() -> list[Override]:
             raise UnspecializeRestartAnalysis(restart_reason="a list or dict that the code makes longer")
         return prior(effects, *args, **kwargs)
 
+    def operated(prior: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        for each in args if function.fn in _OPERATIONS else ():
+            if isinstance(left := each.unwrap(), LeftVariable):
+                left.ends_graph()
+        return prior(function, tx, args, kwargs)
+
     return [
+        Override(BuiltinVariable, "call_function", operated),
         Override(VariableBuilder, "_wrap", wrapped),
         Override(SideEffects, "track_mutable", tracked),
         Override(SideEffects, "codegen_update_mutated", written_back),
