@@ -45,6 +45,8 @@ INTEGERS: dict[str, tuple[Function, tuple[int, ...]]] = {
     "root": (lambda x, n: x * math.sqrt(n), (3, 4, 5, -1, 2)),
     "tenths": (lambda x, n: x * (n * 0.1 // 0.1), (3, 4, 5, 7)),
     "quotient": (lambda x, n: x * (1 / n), (3, 4, 5, 0)),
+    "whole quotient": (lambda x, n: x * (7 // n), (3, 4, 5, 0)),
+    "remainder": (lambda x, n: x * (7 % n), (3, 4, 5, 0)),
     "square": (lambda x, n: x * n**2 * 2**n, (3, 4, 5, 0)),
 }
 

@@ -75,16 +75,17 @@ def overrides() -> list[Override]:
 
 def _look_at_numbers(tx: Any, function: Any, first: Any, second: Any) -> None:
     """Two numbers of which one changes, at least."""
-    floats = any(each.python_type() is float for each in (first, second))
-    if function in _WHOLE_QUOTIENTS and floats:
+    if function in _WHOLE_QUOTIENTS and any(each.python_type() is float for each in (first, second)):
         _leave("whole quotient of floats", first, second)
-    if function in _QUOTIENTS and isinstance(second, SymNodeVariable) and floats:
+    if function in (*_QUOTIENTS, *_WHOLE_QUOTIENTS) and isinstance(second, SymNodeVariable):
         _guard(tx, second, ((operator.ne, 0.0),))
     if function in _POWERS and isinstance(first, SymNodeVariable) and not _is_natural(second):
         _guard(tx, first, _POSITIVE)
 
 
 def _guard(tx: Any, number: Any, bounds: _Bounds) -> None:
+    if not number.sym_num.node.has_hint():
+        return  # of a tensor's element, which nobody knows yet
     for comparison, bound in bounds:
         limit = ConstantVariable.create(bound if number.python_type() is float else int(bound))
         holds = known(tx, BuiltinVariable(comparison).call_function(tx, [number, limit], {}))
