@@ -35,8 +35,8 @@ def reason_of(noted: Any) -> str | None:
 
 def reason_for(compile_id: str | None) -> str | None:
     """The same by its number; ``None`` if it is not known, or no longer."""
-    latest_first = reversed(past_compiles())
-    return next((reason_of(noted) for noted in latest_first if noted.compile_id == compile_id), None)
+    of_it = (noted for noted in reversed(past_compiles()) if compile_id and noted.compile_id == compile_id)
+    return next(map(reason_of, of_it), None)
 
 
 def latest_reason() -> str | None:

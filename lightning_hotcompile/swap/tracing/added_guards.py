@@ -41,11 +41,7 @@ from lightning_hotcompile.swap.tracing.overrides import Override, end_graph, tra
 
 _PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
 _REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
-_JOINS = (
-    "__or__",
-    "__ror__",
-    "__ior__",
-)  # methods of Dynamo's dicts before torch 2.13, which guards what is joined
+_JOINS = ("__or__", "__ror__", "__ior__")  # torch before 2.13 guards one of the two dicts
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
 _GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
 _SOURCE_IN_CLASS = "get_source_by_walking_mro"
