@@ -43,6 +43,7 @@ class Reads(Small):
 
 @pytest.mark.parametrize("kind", [Collects, Reads])
 def test_they_are_as_without_the_callback(kind: type[Small]) -> None:
+    torch.compile(Collects(), backend="eager")(torch.ones(2, 8))  # Dynamo keeps what it has used once
     plain, model = seeded(kind), seeded(kind)
     callback = hot(**STEP)
     fit(plain, max_epochs=2)

@@ -25,7 +25,7 @@ def overrides() -> list[Override]:
         with patch.object(ConstantVariable, "is_literal", lambda *_: False):
             return prior(builder, value)
 
-    return [Override(VariableBuilder, "wrap_listlike", wrapped)]
+    return [Override(VariableBuilder, "_wrap", wrapped)]
 
 
 def _is_hashable(value: Any) -> bool:
