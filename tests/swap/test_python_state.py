@@ -35,6 +35,14 @@ class Part:
 SHARED = Part()
 
 
+class Settings:
+    """A config that is copied."""
+
+    def __init__(self, factors: list[float]) -> None:
+        self.factors = factors
+        self.name = "a"
+
+
 class Holder:
     """What a module may hold."""
 
@@ -52,6 +60,7 @@ class Holder:
         self.ids = [4, 0, 2]
         self.known = {16, 3, 8}
         self.late = {"a": 1.0}
+        self.settings = Settings([2.0, 5.0])
         self.by_name = {f"{n:02}": float(n) for n in range(100)}
         self.n = 0
         self.pair = (Part(), Part())
@@ -577,6 +586,34 @@ def test_which_one_is_looked_up_is_seen(
     for _ in range(CALLS):
         torch.testing.assert_close(call(holder, x), function(holder, x))
         holder.current = holder.second if holder.current is holder.first else holder.first
+
+
+def copied_in_the_step(h: Holder, x: Tensor) -> Tensor:
+    plan = copy.deepcopy(h.settings)
+    plan.factors[0] += 1.0
+    return x * plan.factors[0] + x * h.settings.factors[0]
+
+
+def test_what_a_step_copies_is_copied_in_the_graph() -> None:
+    """``deepcopy`` asks whether what it has found is the very list that stands for nothing."""
+    holder = Holder()
+    assert in_one_graph(copied_in_the_step, holder, torch.ones(2)).sum() == 10
+    assert holder.settings.factors == [2.0, 5.0]
+
+
+SHARED_LIST: list[int] = []
+
+
+def by_which_list_it_is(h: OneOfTwo, x: Tensor) -> Tensor:
+    return x.sin() * 2 if h.current is SHARED_LIST else x.sin() * 3
+
+
+def test_a_list_of_pythons_that_a_module_holds_too_is_told_from_one_that_is_equal() -> None:
+    call = in_compiled_code(by_which_list_it_is, lambda graph, _: graph.forward)
+    holder, x = OneOfTwo(list), torch.ones(2)
+    for _ in range(CALLS):
+        holder.current = holder.second if holder.current is SHARED_LIST else SHARED_LIST
+        torch.testing.assert_close(call(holder, x), by_which_list_it_is(holder, x))
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="to Dynamo one that is made and one that was there may be one")

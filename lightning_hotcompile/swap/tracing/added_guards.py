@@ -138,7 +138,9 @@ def overrides() -> list[Override]:
         return prior(left, right)
 
     def is_the_same(prior: Any, left: Any, right: Any) -> Any:
-        if all(isinstance(each, _CONTAINERS) and each.source for each in (left, right)):
+        if all(isinstance(each, _CONTAINERS) and each.source for each in (left, right)) and (
+            left is not right or _other_name(left) is not None
+        ):
             end_graph(
                 "comparison of containers by identity",
                 f"{left} {right}",
@@ -204,10 +206,15 @@ def _names_of_compared(left: Any, right: Any) -> list[Any]:
     if not all(isinstance(each, _OBJECTS) and each.source for each in (left, right)):
         return []  # one is made in the step, or is a value, which is guarded
     if left is right:
-        other = vars(traced_now().output).get(_ALIASES, {}).get(left.source)
+        other = _other_name(left)
         return [left.source, other] if other is not None else []
     same_kind = type(_value_of(left)) is type(_value_of(right))  # else a type tells them apart
     return [left.source, right.source] if same_kind else []
+
+
+def _other_name(variable: Any) -> Any:
+    """By which an object is known that Dynamo has no guard for."""
+    return vars(traced_now().output).get(_ALIASES, {}).get(variable.source)
 
 
 def _is_forgotten(variable: Any, key: Any) -> bool:
