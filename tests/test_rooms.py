@@ -62,17 +62,14 @@ IMPORT_LIGHTNING = {
     "environment",
     "evaluation_hooks",
     "receipt.metrics",
-    "run.ahead",
-    "run.flip",
-    "run.judge",
     "run.preflight",
     "run.session",
     "run.side_gains",
+    "run.stage_context",
     "run.stage_run",
     "run.stages",
     "run.step_watch",
     "run.trainer_facts",
-    "run.weighing",
     "swap.steplog",
 }
 

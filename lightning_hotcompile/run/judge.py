@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import Trainer
-
-from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.run.flip import Flip
-from lightning_hotcompile.run.memory import Memory
-from lightning_hotcompile.run.side_gains import SideGains
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
-from lightning_hotcompile.run.step_watch import StepWatch
-from lightning_hotcompile.run.weighing_child import WeighingChild
+from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.inductor.cxx import why_no_compiler
 from lightning_hotcompile.swap.inductor.paths import why_no_folder
@@ -42,38 +37,24 @@ class Judge:
     """Says what is known about a signature, as the :class:`Facts` that the state machine decides by.
 
     Args:
-        trainer: knows how many steps are left.
-        config: the callback's options.
+        context: of the stage.
         flip: knows what is in place and what failed.
-        watch: knows all signatures of this fit, and the step that was recorded.
         weighing: says whether the plan pays.
-        stage: ``train`` or another stage of the Trainer.
-        memory: knows what earlier runs have learned.
-        side: knows whether something else is on trial now.
         given: the decision to compile, where it was taken already.
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        config: HotCompileConfig,
-        flip: Flip,
-        watch: StepWatch,
-        weighing: WeighingChild,
-        stage: str,
-        memory: Memory,
-        side: SideGains,
-        given: Decision | None = None,
+        self, context: StageContext, flip: Flip, weighing: Weighing, given: Decision | None = None
     ) -> None:
-        self._trainer = trainer
-        self._config = config
+        self._trainer = context.trainer
+        self._config = context.config
+        self._stage = context.stage
+        self._watch = context.watch
+        self._memory = context.memory
+        self._side = context.side
         self._flip = flip
-        self._watch = watch
         self._weighing = weighing
-        self._stage = stage
-        self._memory = memory
         self._given = given
-        self._side = side
         self.decision: Decision | None = given
 
     def facts(self, track: Track) -> Facts:
@@ -136,7 +117,7 @@ class Judge:
         if (prewarm := self._flip.ahead.prewarm) is not None:
             return "over" if prewarm.is_over() else "running"
         plan = self._flip.installation.plan
-        known = self._weighing.why_no_prewarm() or self._memory.has_code_of(track.signature, plan.name)
+        known = self._flip.ahead.why_none() or self._memory.has_code_of(track.signature, plan.name)
         if known:
             return "off"
         return "later" if self._waits_for_update(track) else "wanted"

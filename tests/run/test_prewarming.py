@@ -20,7 +20,7 @@ from lightning_hotcompile import HotCompile
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.forecast import Decision
-from lightning_hotcompile.run import ahead, flip, weighing
+from lightning_hotcompile.run import ahead, flip
 from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.swap.prewarm import run
@@ -105,7 +105,7 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
     Scripted.made = []
     monkeypatch.setattr(ahead, "PrewarmRun", Scripted)
-    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     return Scripted
 
 
@@ -194,7 +194,7 @@ def test_why_there_is_none(options: dict[str, Any], reason: str) -> None:
 
     class Looks(pl.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
-            seen.append(callback._runs["train"].session.rounds.now.weighing.why_no_prewarm())
+            seen.append(callback._runs["train"].session.flip.ahead.why_none())
 
     least = {"scope": "pattern", "targets": ["head"]}  # for the one that compiles
     callback = hot(**{"backend": "inductor", "prewarm": True, "threshold": 1000, **least, **options})
@@ -231,7 +231,7 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     monkeypatch.setattr(run, "Prewarm", Kept)
-    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     return Kept
 
 
@@ -351,7 +351,7 @@ def one_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of two cores on which training uses both."""
     monkeypatch.setattr(run, "Prewarm", Slow)
     monkeypatch.setattr(run, "_POLL_AFTER_S", 600.0)  # the child is asked by the number of steps alone
-    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     monkeypatch.setattr(ahead, "threads_meanwhile", lambda _: 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)

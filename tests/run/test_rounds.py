@@ -13,10 +13,11 @@ from lightning_hotcompile import HotCompile, HotCompileConfig, plan_compile
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.run import memory, preflight
+from lightning_hotcompile.run.ahead import Ahead
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.moves import Moves
 from lightning_hotcompile.run.rounds import Rounds
-from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
@@ -394,9 +395,22 @@ class TestModes:
     def test_no_child_process_compiles_it(self, tried: str | None, asked_for: dict[str, Any]) -> None:
         unused: Any = None
         plan = replace(plan_compile(seeded(Net), scope="step"), mode=tried)
-        config = HotCompileConfig(**asked_for)
-        weighing = Weighing(unused, config, plan, unused, unused, unused, "train", unused)
-        assert "times kernels" in str(weighing.why_no_prewarm())
+        context = StageContext(
+            trainer=unused,
+            module=unused,
+            config=HotCompileConfig(**asked_for),
+            stage="train",
+            watch=unused,
+            ledger=unused,
+            story=unused,
+            memory=unused,
+            side=unused,
+            together=unused,
+            shared=unused,
+            child_limit_s=None,
+            now=unused,
+        )
+        assert "times kernels" in str(Ahead(context.for_plan(plan)).why_none())
 
     def test_none_is_tried_where_nothing_helps(self, train: Callable[..., HotCompile]) -> None:
         machine = Machine(step=4.0, module=1.0, optimizer=2.0)
