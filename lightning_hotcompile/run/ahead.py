@@ -94,6 +94,11 @@ class Ahead:
         )
         self.prewarm.begin()
 
+    def why_crashed(self) -> str | None:
+        """What has ended the child process, if that was the compiler's code or its own; ``None`` else."""
+        crash = self.prewarm.crash if self.prewarm is not None and self.prewarm.is_over() else None
+        return None if crash is None else f"{crash}; it compiles the step and runs it once"
+
     def end_step(self) -> None:
         """The step is over; one that was traced is no longer."""
         if self.prewarm is not None:

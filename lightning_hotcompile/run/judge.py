@@ -87,9 +87,8 @@ class Judge:
 
     def _second_thought(self, track: Track, prewarm: str, first: Decision | None) -> Decision | None:
         """The decision against a child process that crashed, or that takes more than was expected."""
-        ahead = self._flip.ahead.prewarm
-        if prewarm == "over" and ahead is not None and ahead.crash is not None:
-            return Decision(go=False, reason=f"{ahead.crash}; it compiles the step and runs it once")
+        if prewarm == "over" and (crash := self._flip.ahead.why_crashed()) is not None:
+            return Decision(go=False, reason=crash)
         if self._trainer.world_size > 1:  # one rank does not end what all wait for
             return first if prewarm == "over" else None
         if prewarm == "over":
@@ -206,6 +205,8 @@ class Judge:
             return without
         if (failure := self._flip.why_useless()) is not None:
             return failure
+        if (crash := self._flip.ahead.why_crashed()) is not None:  # there is one child for all kinds of steps
+            return crash
         if self._watch.differentiates_twice:
             return "create_graph=True, or torch.func: compiled code has no second derivative"
         return _why_not_batch(track) if self._config.scope in ("auto", "step") else None

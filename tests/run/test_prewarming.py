@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
@@ -29,7 +30,7 @@ from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.unit import UnitSignature
 from tests.hot import STEP, assert_proven, assert_same, hot
-from tests.models import Net, Small, fit, loader, make_trainer, seeded
+from tests.models import Batches, Net, Small, fit, loader, make_trainer, seeded
 
 GO = Decision(go=True, reason="it pays")
 
@@ -691,3 +692,17 @@ def test_what_crashed_in_the_child_does_not_run_here(
     assert not any(e["kind"] == "compiled" for e in report.events)
     assert not any(region.proven for region in report.regions)
     assert_same(plain, model)
+
+
+def test_what_crashed_in_the_child_does_not_run_here_for_batches_of_another_size_either(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash = "the child process was ended by SIGSEGV"
+    monkeypatch.setattr(scripted, "crash", crash)
+    callback = hot(prewarm=True, dynamic=False)
+    data = DataLoader(Batches([8] * 10 + [4] * 15), batch_size=None)
+    fit(seeded(Small), [callback], train=data, max_epochs=1)
+    events = callback.report.events
+    assert [e["phase"] for e in events if e["kind"] == "phase_changed"] == ["prewarming", *["declined"] * 2]
+    assert not any(e["kind"] == "compiled" for e in events)
+    assert len(scripted.made) == 1
