@@ -92,7 +92,9 @@ class Rounds:
             return
         self.now.moves.move(track, steps)
         now = track.state.phase
-        if now is not before and now in (Phase.STEADY, Phase.REVERTED):
+        if now is Phase.DECLINED and self._on_trial is not None:
+            self._abandon_trial(track)  # by its child process: what was kept before goes on
+        elif now is not before and now in (Phase.STEADY, Phase.REVERTED):
             self._end_round(track)
 
     def _begin(self, track: Track) -> bool:
