@@ -69,7 +69,7 @@ class Judge:
         ahead = decision is not None and decision.go and not decision.inline
         prewarm = self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off"
         if track.phase is Phase.PREWARMING:
-            decision = self._second_thought(track, prewarm, decision)
+            decision = self._second_thought(track, prewarm)
         return Facts(
             hot=hot or hopeless is not None,
             decision=decision,
@@ -85,12 +85,12 @@ class Judge:
             max_flips=self._config.max_flips,
         )
 
-    def _second_thought(self, track: Track, prewarm: str, first: Decision | None) -> Decision | None:
+    def _second_thought(self, track: Track, prewarm: str) -> Decision | None:
         """The decision against a child process that crashed, or that takes more than was expected."""
         if prewarm == "over" and (crash := self._flip.ahead.why_crashed()) is not None:
             return Decision(go=False, reason=crash)
         if self._trainer.world_size > 1:  # one rank does not end what all wait for
-            return first if prewarm == "over" else None
+            return None
         if prewarm == "over":
             return self._weighing.too_late(track)
         return self._weighing.too_dear(track) if prewarm == "running" else None
