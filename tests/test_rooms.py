@@ -248,6 +248,7 @@ PRIVATE_TORCH = {
     # What a compile in another process needs to have the same key in the caches.
     "swap.prewarm.graphfile": None,
     "swap.prewarm.symbols": None,
+    "swap.prewarm.tensor_spec": {"torch._subclasses"},
     "swap.prewarm.compile_state": {"torch._functorch", "torch._inductor"},
     # maybe_mark_dynamic, which is documented and has no other home; what Dynamo has learned of sizes.
     "swap.tracing.dynamic_dims": {"_dynamo", "torch._dynamo"},
