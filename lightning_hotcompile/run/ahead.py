@@ -70,11 +70,6 @@ class Ahead:
         if self.prewarm is not None and self.prewarm.is_slowing:
             self.prewarm.is_over()
 
-    @property
-    def has_to_wait(self) -> bool:
-        """Whether threads are lent to the child of another stage: code would be compiled for fewer."""
-        return FewerThreads.are_lent() and not (self.prewarm is not None and self.prewarm.is_slowing)
-
     def begin_prewarm(self, trace: Installation) -> None:
         """Start a child process that compiles what the step that is about to run will show.
 

@@ -14,6 +14,7 @@ from lightning_hotcompile.swap.inductor.paths import why_no_folder
 from lightning_hotcompile.swap.inductor.triton import why_no_kernels
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.swap.onlookers import HOOKS_ON_ALL_MODULES, has_hooks_on_all_modules
+from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 from lightning_hotcompile.swap.tracing.stance import stance_against_compiling, why_off
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.structure import untraceable_in
@@ -96,8 +97,8 @@ class Judge:
         return self._weighing.too_dear(track) if prewarm == "running" else None
 
     def _has_to_wait(self) -> bool:
-        """For threads that the child of another stage has, or for a batch whose dimensions tell more."""
-        return self._flip.ahead.has_to_wait or self._flip.batch.is_one_to_wait_after()
+        """For threads that are lent to a child: code is made for a number; or for a batch that tells more."""
+        return FewerThreads.are_lent() or self._flip.batch.is_one_to_wait_after()
 
     def _is_known(self, known: Profile | None, track: Track) -> bool:
         """Whether an earlier run has decided: compile after the first step, which builds what is built once.

@@ -21,7 +21,7 @@ from lightning_hotcompile import HotCompile
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.forecast import Decision
-from lightning_hotcompile.run import ahead, flip
+from lightning_hotcompile.run import ahead, flip, weighing
 from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.swap.prewarm import run
@@ -458,6 +458,26 @@ class TestFewerThreads:
         assert torch.get_num_threads() == 2
         assert callback.report.phase == "steady", callback.report.reason
         assert callback.reports["validate"].phase == "steady"
+
+    def test_another_kind_of_step_is_not_compiled_meanwhile_even_by_itself(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen, kinds = list[int](), list[Track]()
+
+        def forecast(_: weighing.Weighing, track: Track) -> Decision:
+            kinds.extend([] if track in kinds else [track])
+            return replace(GO, inline=track is not kinds[0])
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return graph
+
+        monkeypatch.setattr(weighing.Weighing, "forecast", forecast)
+        callback = hot(backend=backend, dynamic=False, **STEP)
+        data = DataLoader(Batches([8] * 6 + [4] * 60), batch_size=None)
+        fit(seeded(Small), [callback], train=data, max_epochs=1)
+        assert len(kinds) == 2
+        assert seen == [2]
 
     def test_a_run_that_ends_first_gets_it_back(self) -> None:
         callback = hot(**STEP)
