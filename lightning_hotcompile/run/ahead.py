@@ -76,13 +76,11 @@ class Ahead:
         Args:
             trace: an installation of its own, of the same plan.
         """
-        config, around = self._config, self.surroundings()
+        around = self.surroundings()
         self.crowding = crowding(around)
         self.prewarm = PrewarmRun(
             trace,
-            mode=config.mode,
-            options=config.options,
-            random=config.random,
+            config=self._config,
             limit_s=self._limit_s,
             device=str(self._module.device),
             threads=threads_meanwhile(around),
