@@ -15,7 +15,7 @@ from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.past_compiles import reason_for
-from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep
+from lightning_hotcompile.swap.tracing.dynamic_dims import BatchInStep
 from lightning_hotcompile.swap.tracing.stance import is_forced_eager, stance_against_compiling
 
 NO_REGION: frozenset[str] = frozenset()
@@ -137,15 +137,15 @@ class Flip:
         watch.armed = armed
         self._runs_before = watch.total_runs
         self._compile_s = installation.timer.seconds
+        gate.open(lane, installation.parts.get(without, NO_REGION) if without else NO_REGION)
         if lane is Lane.COMPILE:
             installation.timer.start()
-        gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
-        gate.open(lane, installation.parts.get(without, NO_REGION) if without else NO_REGION)
+            gate.dynamic_dims = self.batch.dims
 
     def close(self) -> tuple[bool, bool]:
         """A step ended: whether compiled code ran, wherever there is any; whether it compiled or failed."""
         installation = self.installation
-        self._let_batch_go()
+        self.batch.end()
         installation.gate.close()
         self.ahead.end_step()
         ran = installation.witness.watch.total_runs > self._runs_before and not installation.is_lost_anywhere
@@ -190,13 +190,9 @@ class Flip:
         peaks = {"until_flip": self._peak_at_flip, "whole_run": allocated_peak_mb()}
         return {name: peak for name, peak in peaks.items() if peak is not None}
 
-    def _let_batch_go(self) -> None:
-        self.batch.end()
-        self.installation.gate.dynamic_dims = NOTHING_VARIES
-
     def abandon_step(self) -> None:
         """Leave a step that did not end."""
-        self._let_batch_go()
+        self.batch.end()
         with contextlib.suppress(Exception):
             self.installation.gate.close()
             self.ahead.end_step()

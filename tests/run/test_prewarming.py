@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -151,6 +153,28 @@ def test_a_step_that_never_comes_back_gives_its_threads_back(
     assert 6 < installed[0] < 40
     assert callback.report.phase == "steady"
     assert callback.report.speedup is not None
+
+
+def test_the_batch_that_was_traced_is_let_go(scripted: type[Scripted]) -> None:
+    """Of a family it is known which dimensions of its tensors vary; Dynamo keeps what knows that."""
+    traced: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+
+    class Looks(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, *_: Any) -> None:
+            if scripted.made and scripted.made[0].is_tracing:
+                traced.append(weakref.ref(batch[0]))
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if callback.phase == "prewarming":
+                gc.collect()
+                alive.append(traced[0]() is not None)
+
+    callback = hot(**STEP)
+    data = DataLoader(Batches([5, 6, 7, 9, 10, 11, 13] * 4), batch_size=None)
+    fit(seeded(Small), [callback, Looks()], train=data, max_epochs=1)
+    assert len(alive) > 2
+    assert not alive[-1]
 
 
 def test_a_run_that_ends_first_ends_the_child(scripted: type[Scripted]) -> None:
