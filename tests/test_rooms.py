@@ -62,17 +62,14 @@ IMPORT_LIGHTNING = {
     "environment",
     "evaluation_hooks",
     "receipt.metrics",
-    "run.ahead",
-    "run.flip",
-    "run.judge",
     "run.preflight",
     "run.session",
     "run.side_gains",
+    "run.stage_context",
     "run.stage_run",
     "run.stages",
     "run.step_watch",
     "run.trainer_facts",
-    "run.weighing",
     "swap.steplog",
 }
 
@@ -252,6 +249,7 @@ PRIVATE_TORCH = {
     # What a compile in another process needs to have the same key in the caches.
     "swap.prewarm.graphfile": None,
     "swap.prewarm.symbols": None,
+    "swap.prewarm.tensor_spec": {"torch._subclasses"},
     "swap.prewarm.compile_state": {"torch._functorch", "torch._inductor"},
     # maybe_mark_dynamic, which is documented and has no other home; what Dynamo has learned of sizes.
     "swap.tracing.dynamic_dims": {"_dynamo", "torch._dynamo"},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd  # type: ignore[import-untyped]
 from rich.console import Console
@@ -34,6 +34,12 @@ class CaseSuite(ABC):
         ConfigError: an unknown case.
     """
 
+    name: ClassVar[str]
+    """Of the suite and of its files."""
+
+    how_much: ClassVar[tuple[str, ...]]
+    """Names of the numbers that say how much is measured: equal ones for rows to stand on one page."""
+
     cases: Sequence[str]
     quick_cases: Sequence[str]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,18 +56,8 @@ class CaseSuite(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """Of the suite and of its files."""
-
-    @property
-    @abstractmethod
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of the callback for each way to run a case, by the name that its row has as ``plan``."""
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """What else has to be equal for rows to stand on one page: how much is measured."""
-        return {}
 
     @abstractmethod
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
@@ -127,7 +123,8 @@ class CaseSuite(ABC):
             CannotWrite: the folder does not take files.
         """
         of_machine = {k: v for k, v in provenance.setting(threads).items() if k not in OF_A_ROW}
-        setting = {**of_machine, "threads": threads, "options": dict(self.options), **self.numbers}
+        setting = {**of_machine, "threads": threads, "options": dict(self.options)}
+        setting |= {name: getattr(self, name) for name in self.how_much}
         return KeptRows(folder / f"{self.name}.json", setting, self.ways)
 
     def runner_for(self, threads: int) -> Runner:

@@ -29,6 +29,9 @@ class HeapSuite(CaseSuite):
         ConfigError: an unknown case, fewer than 10 steps, or no turn.
     """
 
+    name = "heap"
+    how_much = ("steps",)  # more turns are more rows
+
     steps: int = 150
     """Of each half."""
 
@@ -40,19 +43,9 @@ class HeapSuite(CaseSuite):
         self._at_least(steps=10, turns=1)
 
     @property
-    def name(self) -> str:
-        """Of the suite and of its files."""
-        return "heap"
-
-    @property
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """Both kinds in turns."""
         return {f"{kind} {turn}": {} for turn in range(1, self.turns + 1) for kind in (KEPT, LEFT)}
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """How much is measured; more turns are more rows."""
-        return {"steps": self.steps}
 
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""

@@ -43,6 +43,9 @@ class ScopesSuite(CaseSuite):
         ConfigError: an unknown case, fewer than 10 pairs, or a file that is not there.
     """
 
+    name = "scopes"
+    how_much = ("pairs",)
+
     scopes: Mapping[str, Mapping[str, Any]]
     """Options of the callback for each scope, by the name that it has in the table."""
 
@@ -60,19 +63,9 @@ class ScopesSuite(CaseSuite):
         self._at_least(pairs=10)
 
     @property
-    def name(self) -> str:
-        """Of the suite and of its files."""
-        return "scopes"
-
-    @property
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """The scopes."""
         return self.scopes
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """How much is measured."""
-        return {"pairs": self.pairs}
 
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""

@@ -44,6 +44,9 @@ class SteadySuite(CaseSuite):
         ConfigError: an unknown case or arm, fewer than 12 blocks, no pair, or fewer than 10 steps.
     """
 
+    name = "steady"
+    how_much = ("blocks", "pairs", "steps")
+
     arms: Sequence[str]
     blocks: int = 60
     """Blocks of steps, of both ways together."""
@@ -60,19 +63,9 @@ class SteadySuite(CaseSuite):
         self._at_least(blocks=12, pairs=1, steps=10)
 
     @property
-    def name(self) -> str:
-        """Of the suite and of its files."""
-        return "steady"
-
-    @property
     def ways(self) -> Mapping[str, Mapping[str, Any]]:
         """The other ways to run a case; the callback's options are the same for all."""
         return {arm: {} for arm in self.arms}
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """How much is measured."""
-        return {"blocks": self.blocks, "pairs": self.pairs, "steps": self.steps}
 
     def arguments(self, case: str, plan: str) -> tuple[str, list[str]]:
         """The module that measures a row, and what it is told."""

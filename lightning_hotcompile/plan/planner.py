@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,7 +90,13 @@ class CompilePlan:
         )
 
     def __str__(self) -> str:
-        return render_tree(self)
+        branches: dict[str, Iterable[str]] = {
+            "compiled": [str(region) for region in self.regions] or ["nothing"],
+            "kept eager": (f"{i.name} ({i.class_name}): {i.reason}" for i in self.islands),
+            "left eager": (f"{m.name} ({m.class_name}): {m.reason}" for m in self.left_eager),
+            "notes": self.notes,
+        }
+        return render_tree(f"plan {self.digest}: scope {self.name} ({self.reason})", branches)
 
 
 def plan_compile(

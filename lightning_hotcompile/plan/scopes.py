@@ -43,6 +43,18 @@ class Region:
     tensors: int = 0
     """How many tensors an optimizer steps."""
 
+    def __str__(self) -> str:
+        if self.kind == "step":
+            return f"{self.class_name}.{self.name} as a whole, loss included"
+        if self.kind == "group":
+            size = f"{self.parameters:,} parameters each"
+            return f"{self.name}: {self.class_name} x{len(self.members)} as one group, {size}"
+        if self.kind == "module":
+            return f"{self.name}: {self.class_name}, {self.parameters:,} parameters"
+        if self.kind == "optimizer":
+            return f"{self.name}: {self.class_name}.step"
+        return f"{self.name}: {self.kind}"
+
 
 _Built = tuple[tuple[Region, ...], tuple[LeftEager, ...]]
 

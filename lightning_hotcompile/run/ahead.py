@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning.pytorch import LightningModule, Trainer
-
-from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase
-from lightning_hotcompile.run.trainer_facts import device_type
+from lightning_hotcompile.run.stage_context import StageContext
+from lightning_hotcompile.run.trainer_facts import device_type, is_cut_into_buckets
 from lightning_hotcompile.swap.installation import Installation
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, threads_meanwhile, why_not
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 from lightning_hotcompile.watch.step_record import StepRecord
@@ -20,25 +18,31 @@ class Ahead:
     """The child process of one flip, if it has one.
 
     Args:
-        trainer: knows how many processes train on this machine.
-        module: the model.
-        config: the callback's options.
-        limit_s: seconds that it may take for a graph.
+        context: of the stage.
     """
 
-    def __init__(
-        self, trainer: Trainer, module: LightningModule, config: HotCompileConfig, limit_s: float | None
-    ) -> None:
-        self._trainer = trainer
-        self._module = module
-        self._config = config
-        self._limit_s = limit_s
+    def __init__(self, context: StageContext) -> None:
+        self._trainer = context.trainer
+        self._module = context.module
+        self._config = context.config
+        self._limit_s = context.child_limit_s
         self.prewarm: PrewarmRun | None = None
         self.had_toolchain = False
         """Whether the compiler's toolchain had been started before the child process."""
 
         self.crowding = 1.0
         """Time of the child process beside this training / time of a compile that has all cores."""
+
+    def why_none(self) -> str | None:
+        """Why no child process fills the compiler's cache first, or ``None``."""
+        config = self._config
+        if config.threshold == 0:
+            return "threshold=0 compiles before the first step"
+        if config.times_kernels:
+            return "max-autotune times kernels, which a training beside it would disturb"
+        if is_cut_into_buckets(self._trainer):
+            return "DDP cuts what is compiled into buckets, which no child process can do"
+        return why_not(config.prewarm, config.backend, self.surroundings())
 
     def surroundings(self) -> Surroundings:
         """What there is beside this training, as things are now."""
@@ -66,29 +70,27 @@ class Ahead:
         if self.prewarm is not None and self.prewarm.is_slowing:
             self.prewarm.is_over()
 
-    @property
-    def has_to_wait(self) -> bool:
-        """Whether threads are lent to the child of another stage: code would be compiled for fewer."""
-        return FewerThreads.are_lent() and not (self.prewarm is not None and self.prewarm.is_slowing)
-
     def begin_prewarm(self, trace: Installation) -> None:
         """Start a child process that compiles what the step that is about to run will show.
 
         Args:
             trace: an installation of its own, of the same plan.
         """
-        config, around = self._config, self.surroundings()
+        around = self.surroundings()
         self.crowding = crowding(around)
         self.prewarm = PrewarmRun(
             trace,
-            mode=config.mode,
-            options=config.options,
-            random=config.random,
+            config=self._config,
             limit_s=self._limit_s,
             device=str(self._module.device),
             threads=threads_meanwhile(around),
         )
         self.prewarm.begin()
+
+    def why_crashed(self) -> str | None:
+        """What has ended the child process, if that was the compiler's code or its own; ``None`` else."""
+        crash = self.prewarm.crash if self.prewarm is not None and self.prewarm.is_over() else None
+        return None if crash is None else f"{crash}; it compiles the step and runs it once"
 
     def end_step(self) -> None:
         """The step is over; one that was traced is no longer."""

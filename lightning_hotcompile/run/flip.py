@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
-from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.ahead import Ahead
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
 from lightning_hotcompile.swap.installation import Installation
 from lightning_hotcompile.swap.past_compiles import reason_for
-from lightning_hotcompile.swap.shared import Shared
-from lightning_hotcompile.swap.tracing.dynamic_dims import NOTHING_VARIES, BatchInStep
+from lightning_hotcompile.swap.tracing.dynamic_dims import BatchInStep
 from lightning_hotcompile.swap.tracing.stance import is_forced_eager, stance_against_compiling
 
 NO_REGION: frozenset[str] = frozenset()
@@ -29,35 +25,16 @@ class Flip:
     """Carries out one plan on one model, and takes it back.
 
     Args:
-        trainer: gives the optimizers.
-        module: the model.
-        config: the callback's options.
+        context: of the stage.
         plan: what to compile.
-        ledger: where the time that it takes is booked.
-        story: told of each compile and each fallback.
-        now: a clock in seconds.
-        shared: with the other plans of this stage of the training.
-        child_limit_s: seconds that a child process may take for a graph: nobody waits for it in a collective,
-            so it may be longer than what a compile in the step may take; ``None`` for no limit.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        config: HotCompileConfig,
-        plan: CompilePlan,
-        ledger: Ledger,
-        story: Story,
-        now: Callable[[], float],
-        *,
-        shared: Shared,
-        child_limit_s: float | None = None,
-    ) -> None:
-        self._trainer = trainer
-        self._ledger = ledger
-        self._story = story
-        self._now = now
+    def __init__(self, context: StageContext, plan: CompilePlan) -> None:
+        self._trainer = context.trainer
+        self._config = context.config
+        self._ledger = context.ledger
+        self._story = context.story
+        self._now = context.now
         self._peak_at_flip: float | None = None
         self._told = (0, 0)
         self.is_lost = False
@@ -67,13 +44,12 @@ class Flip:
         self._paused = False
         self._seen = (0, 0)
         self._runs_before = 0
-        self.batch = BatchInStep(module)
-        self._config = config
+        self.batch = BatchInStep(context.module)
         self._new_installation = functools.partial(
-            Installation, plan, module, config, trainer.optimizers, shared
+            Installation, plan, context.module, context.config, context.trainer.optimizers, context.shared
         )
         self.installation = self._new_installation()
-        self.ahead = Ahead(trainer, module, config, child_limit_s)
+        self.ahead = Ahead(context)
         self.had_toolchain: bool | None = None
         """Whether the compiler's toolchain was there before the step compiled; None if it never did."""
 
@@ -161,15 +137,15 @@ class Flip:
         watch.armed = armed
         self._runs_before = watch.total_runs
         self._compile_s = installation.timer.seconds
+        gate.open(lane, installation.parts.get(without, NO_REGION) if without else NO_REGION)
         if lane is Lane.COMPILE:
             installation.timer.start()
-        gate.dynamic_dims = self.batch.dims if lane is Lane.COMPILE else NOTHING_VARIES
-        gate.open(lane, installation.parts.get(without, NO_REGION) if without else NO_REGION)
+            gate.dynamic_dims = self.batch.dims
 
     def close(self) -> tuple[bool, bool]:
         """A step ended: whether compiled code ran, wherever there is any; whether it compiled or failed."""
         installation = self.installation
-        self._let_batch_go()
+        self.batch.end()
         installation.gate.close()
         self.ahead.end_step()
         ran = installation.witness.watch.total_runs > self._runs_before and not installation.is_lost_anywhere
@@ -214,13 +190,9 @@ class Flip:
         peaks = {"until_flip": self._peak_at_flip, "whole_run": allocated_peak_mb()}
         return {name: peak for name, peak in peaks.items() if peak is not None}
 
-    def _let_batch_go(self) -> None:
-        self.batch.end()
-        self.installation.gate.dynamic_dims = NOTHING_VARIES
-
     def abandon_step(self) -> None:
         """Leave a step that did not end."""
-        self._let_batch_go()
+        self.batch.end()
         with contextlib.suppress(Exception):
             self.installation.gate.close()
             self.ahead.end_step()

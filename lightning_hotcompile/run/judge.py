@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import Trainer
-
-from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Facts, Phase
 from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.run.flip import Flip
-from lightning_hotcompile.run.memory import Memory
-from lightning_hotcompile.run.side_gains import SideGains
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
-from lightning_hotcompile.run.step_watch import StepWatch
-from lightning_hotcompile.run.weighing_child import WeighingChild
+from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.inductor.cxx import why_no_compiler
 from lightning_hotcompile.swap.inductor.paths import why_no_folder
 from lightning_hotcompile.swap.inductor.triton import why_no_kernels
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.swap.onlookers import HOOKS_ON_ALL_MODULES, has_hooks_on_all_modules
+from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 from lightning_hotcompile.swap.tracing.stance import stance_against_compiling, why_off
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.structure import untraceable_in
@@ -42,38 +38,24 @@ class Judge:
     """Says what is known about a signature, as the :class:`Facts` that the state machine decides by.
 
     Args:
-        trainer: knows how many steps are left.
-        config: the callback's options.
+        context: of the stage.
         flip: knows what is in place and what failed.
-        watch: knows all signatures of this fit, and the step that was recorded.
         weighing: says whether the plan pays.
-        stage: ``train`` or another stage of the Trainer.
-        memory: knows what earlier runs have learned.
-        side: knows whether something else is on trial now.
         given: the decision to compile, where it was taken already.
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        config: HotCompileConfig,
-        flip: Flip,
-        watch: StepWatch,
-        weighing: WeighingChild,
-        stage: str,
-        memory: Memory,
-        side: SideGains,
-        given: Decision | None = None,
+        self, context: StageContext, flip: Flip, weighing: Weighing, given: Decision | None = None
     ) -> None:
-        self._trainer = trainer
-        self._config = config
+        self._trainer = context.trainer
+        self._config = context.config
+        self._stage = context.stage
+        self._watch = context.watch
+        self._memory = context.memory
+        self._side = context.side
         self._flip = flip
-        self._watch = watch
         self._weighing = weighing
-        self._stage = stage
-        self._memory = memory
         self._given = given
-        self._side = side
         self.decision: Decision | None = given
 
     def facts(self, track: Track) -> Facts:
@@ -88,7 +70,7 @@ class Judge:
         ahead = decision is not None and decision.go and not decision.inline
         prewarm = self._prewarm(track) if ahead or track.phase is Phase.PREWARMING else "off"
         if track.phase is Phase.PREWARMING:
-            decision = self._second_thought(track, prewarm, decision)
+            decision = self._second_thought(track, prewarm)
         return Facts(
             hot=hot or hopeless is not None,
             decision=decision,
@@ -104,20 +86,19 @@ class Judge:
             max_flips=self._config.max_flips,
         )
 
-    def _second_thought(self, track: Track, prewarm: str, first: Decision | None) -> Decision | None:
+    def _second_thought(self, track: Track, prewarm: str) -> Decision | None:
         """The decision against a child process that crashed, or that takes more than was expected."""
-        ahead = self._flip.ahead.prewarm
-        if prewarm == "over" and ahead is not None and ahead.crash is not None:
-            return Decision(go=False, reason=f"{ahead.crash}; it compiles the step and runs it once")
+        if prewarm == "over" and (crash := self._flip.ahead.why_crashed()) is not None:
+            return Decision(go=False, reason=crash)
         if self._trainer.world_size > 1:  # one rank does not end what all wait for
-            return first if prewarm == "over" else None
+            return None
         if prewarm == "over":
             return self._weighing.too_late(track)
         return self._weighing.too_dear(track) if prewarm == "running" else None
 
     def _has_to_wait(self) -> bool:
-        """For threads that the child of another stage has, or for a batch whose dimensions tell more."""
-        return self._flip.ahead.has_to_wait or self._flip.batch.is_one_to_wait_after()
+        """For threads that are lent to a child: code is made for a number; or for a batch that tells more."""
+        return FewerThreads.are_lent() or self._flip.batch.is_one_to_wait_after()
 
     def _is_known(self, known: Profile | None, track: Track) -> bool:
         """Whether an earlier run has decided: compile after the first step, which builds what is built once.
@@ -136,7 +117,7 @@ class Judge:
         if (prewarm := self._flip.ahead.prewarm) is not None:
             return "over" if prewarm.is_over() else "running"
         plan = self._flip.installation.plan
-        known = self._weighing.why_no_prewarm() or self._memory.has_code_of(track.signature, plan.name)
+        known = self._flip.ahead.why_none() or self._memory.has_code_of(track.signature, plan.name)
         if known:
             return "off"
         return "later" if self._waits_for_update(track) else "wanted"
@@ -225,6 +206,8 @@ class Judge:
             return without
         if (failure := self._flip.why_useless()) is not None:
             return failure
+        if (crash := self._flip.ahead.why_crashed()) is not None:  # there is one child for all kinds of steps
+            return crash
         if self._watch.differentiates_twice:
             return "create_graph=True, or torch.func: compiled code has no second derivative"
         return _why_not_batch(track) if self._config.scope in ("auto", "step") else None

@@ -6,14 +6,10 @@ from dataclasses import replace
 
 from lightning_hotcompile.machine import Action, Facts, Phase, State, Transition, advance
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.judge import Judge
-from lightning_hotcompile.run.memory import Memory
-from lightning_hotcompile.run.step_watch import StepWatch
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.swap.ranks import Proposal
-from lightning_hotcompile.together import Together
 from lightning_hotcompile.tracks import Track
 
 _HAS_GONE = "its step has not come back on this rank"
@@ -23,35 +19,21 @@ class Moves:
     """Takes the facts from the judge and the decision from the state machine, and carries it out.
 
     Args:
+        context: of the stage.
         plan: what is compiled.
-        judge: knows the facts.
         flip: changes the model.
-        watch: knows all signatures.
-        ledger: told which pairs are the ones that count.
-        story: told of each change.
-        memory: what earlier runs have learned.
-        together: what the ranks have agreed on.
+        judge: knows the facts.
     """
 
-    def __init__(
-        self,
-        plan: CompilePlan,
-        judge: Judge,
-        flip: Flip,
-        watch: StepWatch,
-        ledger: Ledger,
-        story: Story,
-        memory: Memory,
-        together: Together,
-    ) -> None:
+    def __init__(self, context: StageContext, plan: CompilePlan, flip: Flip, judge: Judge) -> None:
         self._plan = plan
-        self._judge = judge
         self._flip = flip
-        self._watch = watch
-        self._ledger = ledger
-        self._story = story
-        self._memory = memory
-        self._together = together
+        self._judge = judge
+        self._watch = context.watch
+        self._ledger = context.ledger
+        self._story = context.story
+        self._memory = context.memory
+        self._together = context.together
         self._leader: Track | None = None
 
     def move(self, track: Track, steps: int) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_hotcompile.machine import Phase, State
+from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.moves import Moves
-from lightning_hotcompile.run.weighing_child import WeighingChild
+from lightning_hotcompile.run.stage_context import StageContext
+from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.swap.installation import OPTIMIZER
 from lightning_hotcompile.watch.stats import Ratio
 from lightning_hotcompile.watch.step_record import PairedUnits
@@ -18,15 +20,22 @@ CLEARLY_BETTER = 1.01
 """A later plan has to be so much faster than the best one before it; equal ones are not exchanged."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """One plan, and all that is there to carry it out."""
+    """One plan, and all that is there to carry it out.
 
-    plan: CompilePlan
-    flip: Flip
-    weighing: WeighingChild
-    judge: Judge
-    moves: Moves
+    Args:
+        context: of the stage.
+        plan: what is compiled once a step is hot.
+        given: the decision to compile, where it was taken already.
+    """
+
+    def __init__(self, context: StageContext, plan: CompilePlan, given: Decision | None = None) -> None:
+        context = context.for_plan(plan)
+        self.plan = plan
+        self.flip = Flip(context, plan)
+        self.weighing = Weighing(context, plan, self.flip)
+        self.judge = Judge(context, self.flip, self.weighing, given)
+        self.moves = Moves(context, plan, self.flip, self.judge)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from lightning_hotcompile.machine import Phase
-from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.receipt.story import Story
-from lightning_hotcompile.run.memory import Memory
+from lightning_hotcompile.run.preflight import other_plans
 from lightning_hotcompile.run.race import Race
 from lightning_hotcompile.run.round import Result, Round
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.swap.onlookers import HOOKS_ON_ALL_MODULES
 from lightning_hotcompile.tracks import Track
 
@@ -24,34 +22,23 @@ class Rounds:
     Two that seem to be about as fast take turns then: see :class:`Race`.
 
     Args:
+        context: of the stage.
         first: the plan by rule.
-        make: a round for a plan; with a decision it is not asked whether it pays.
-        others: the plans that can be tried, the first one too; asked for when they are needed.
-        may_spare: whether the optimizers may stay eager where their compile would not pay.
-        memory: knows what an earlier run has chosen and tried.
-        ledger: told whose pairs count.
-        story: told of each plan that is kept or left.
     """
 
-    def __init__(
-        self,
-        first: CompilePlan,
-        make: Callable[[CompilePlan, Decision | None], Round],
-        others: Callable[[], Sequence[CompilePlan]],
-        memory: Memory,
-        ledger: Ledger,
-        story: Story,
-        *,
-        may_spare: bool = False,
-    ) -> None:
-        self.now = make(first, None)
+    def __init__(self, context: StageContext, first: CompilePlan) -> None:
+        self._context = context
+        self._first = first
+        self._memory = context.memory
+        self._ledger = context.ledger
+        self._story = context.story
+        self.now = Round(context, first)
+        config = context.config
+        may_spare = config.compile_optimizer == "auto" and config.max_flips > 1 and config.min_speedup > 0
         self._lean = first.without_optimizers() if may_spare else None
+        """The first plan with its optimizers left eager, where their compile may not pay."""
+
         self._was_weighed = False
-        self._make = make
-        self._others = others
-        self._memory = memory
-        self._ledger = ledger
-        self._story = story
         self._best: Result | None = None
         self._track: Track | None = None
         """The signature on which plans are tried; others use the plan that is in place."""
@@ -63,6 +50,12 @@ class Rounds:
 
         self.turns: list[str] = []
         """How it went where two of them took turns, in words."""
+
+    @cached_property
+    def _others(self) -> list[CompilePlan]:
+        """The plans that can be tried, the first one too; made when they are needed."""
+        context = self._context
+        return other_plans(context.trainer, context.module, context.config, self._first)
 
     def close(self) -> None:
         """Change everything back; a round that has not ended leaves the word to the best one before it.
@@ -99,7 +92,9 @@ class Rounds:
             return
         self.now.moves.move(track, steps)
         now = track.state.phase
-        if now is not before and now in (Phase.STEADY, Phase.REVERTED):
+        if now is Phase.DECLINED and self._on_trial is not None:
+            self._abandon_trial(track)  # by its child process: what was kept before goes on
+        elif now is not before and now in (Phase.STEADY, Phase.REVERTED):
             self._end_round(track)
 
     def _begin(self, track: Track) -> bool:
@@ -118,9 +113,9 @@ class Rounds:
         """The plan that an earlier run has begun with, or found to be the best."""
         if name == self.now.plan.name:
             return None
-        plans = [*([self._lean] if self._lean is not None else ()), *self._others()]
+        plans = [*([self._lean] if self._lean is not None else ()), *self._others]
         chosen = next((plan for plan in plans if plan.name == name), None)
-        return None if chosen is None else self._make(chosen, None)
+        return None if chosen is None else Round(self._context, chosen)
 
     def _first_of(self, track: Track) -> Round | None:
         """The plan without its optimizers, if that is expected to leave the run shorter; asked once."""
@@ -132,7 +127,7 @@ class Rounds:
         if whole is None or whole.net_s is None:
             return None
         self._was_weighed = True
-        round_ = self._make(self._lean, None)
+        round_ = Round(self._context, self._lean)
         lean = round_.weighing.weighed(track)
         if lean is None or lean.net_s is None or not lean.expected_saving_s:
             return None
@@ -250,12 +245,12 @@ class Rounds:
     def _begin_another(self, track: Track) -> bool:
         known = self._memory.of(track.signature)
         tried = {*self.tried, *(known.tried if known is not None else ())}
-        for plan in self._others():
+        for plan in self._others:
             if plan.name in tried or not self._is_candidate(plan):
                 continue
             decision = self.now.weighing.worth_another(plan, track)
             if decision.go:
-                self._go_to(self._make(plan, decision))
+                self._go_to(Round(self._context, plan, decision))
                 track.begin_another_round(decision.reason)
                 self._story.entered(str(track.phase), decision.reason)
                 return True

@@ -6,31 +6,26 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase, State
-from lightning_hotcompile.plan.forecast import Decision
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.receipt.event_kinds import Event
 from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.receipt.story import Story
 from lightning_hotcompile.run import trainer_facts
 from lightning_hotcompile.run.flip import Flip
-from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.memory import Memory
-from lightning_hotcompile.run.moves import Moves
 from lightning_hotcompile.run.nap import Calm, Nap
-from lightning_hotcompile.run.preflight import other_plans
-from lightning_hotcompile.run.round import Round
 from lightning_hotcompile.run.rounds import Rounds
 from lightning_hotcompile.run.side_gains import SideGains
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.run.stages import TRAIN, ends_unit
 from lightning_hotcompile.run.step_watch import StepWatch
-from lightning_hotcompile.run.weighing_child import WeighingChild
 from lightning_hotcompile.swap.gate import Lane
 from lightning_hotcompile.swap.ranks import Ranks
 from lightning_hotcompile.swap.shared import Shared
@@ -69,30 +64,32 @@ class Session:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         ranks = Ranks(config.threshold, alone=stage != TRAIN or trainer.world_size == 1)
-        limit_s = config.compile_timeout
-        config = replace(config, compile_timeout=ranks.within_timeout(config.compile_timeout))
+        child_limit_s = config.compile_timeout
+        config = replace(config, compile_timeout=ranks.within_timeout(child_limit_s))
         self._trainer, self._stage, self._now = trainer, stage, now
         self.ledger = Ledger(now)
         self.story = Story(emit, lambda: self.steps)
         self.watch = StepWatch(trainer, module, config, stage, self.story, first)
         self._booked = 0
-        shared = Shared(trainer.optimizers)
         self._together = Together(ranks, plan.digest)
         self.side = SideGains(trainer, module, config, stage, self.story, memory.of_optimizers)
         self.ledger.saved_besides_s = lambda: self.side.saved_s(self.rounds.compiled_runs)
-
-        def a_round(plan: CompilePlan, decision: Decision | None) -> Round:
-            chosen = config if plan.mode is None else replace(config, mode=plan.mode)
-            book, tell, watch = self.ledger, self.story, self.watch
-            flip = Flip(trainer, module, chosen, plan, book, tell, now, shared=shared, child_limit_s=limit_s)
-            weighing = WeighingChild(trainer, chosen, plan, flip, watch, book, stage, memory)
-            judge = Judge(trainer, chosen, flip, watch, weighing, stage, memory, self.side, decision)
-            moves = Moves(plan, judge, flip, watch, book, tell, memory, self._together)
-            return Round(plan=plan, flip=flip, weighing=weighing, judge=judge, moves=moves)
-
-        others = cache(partial(other_plans, trainer, module, config, plan))
-        spare = config.compile_optimizer == "auto" and config.max_flips > 1 and config.min_speedup > 0
-        self.rounds = Rounds(plan, a_round, others, memory, self.ledger, self.story, may_spare=spare)
+        context = StageContext(
+            trainer=trainer,
+            module=module,
+            config=config,
+            stage=stage,
+            watch=self.watch,
+            ledger=self.ledger,
+            story=self.story,
+            memory=memory,
+            side=self.side,
+            together=self._together,
+            shared=Shared(trainer.optimizers),
+            child_limit_s=child_limit_s,
+            now=now,
+        )
+        self.rounds = Rounds(context, plan)
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None

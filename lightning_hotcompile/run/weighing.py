@@ -6,9 +6,6 @@ from dataclasses import replace
 from functools import cached_property
 from statistics import median
 
-from lightning.pytorch import Trainer
-
-from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S, assumed_compile_s
 from lightning_hotcompile.plan.forecast import (
@@ -25,51 +22,43 @@ from lightning_hotcompile.plan.forecast import (
     worth_one_more,
 )
 from lightning_hotcompile.plan.planner import CompilePlan
-from lightning_hotcompile.receipt.ledger import Ledger
 from lightning_hotcompile.run.flip import Flip
-from lightning_hotcompile.run.memory import Memory
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.run.stages import remaining_batches
-from lightning_hotcompile.run.step_watch import StepWatch
-from lightning_hotcompile.run.trainer_facts import device_type, is_cut_into_buckets
+from lightning_hotcompile.run.trainer_facts import device_type
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.swap.dynamo import graph_count
-from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, slowed_share, why_not
+from lightning_hotcompile.swap.prewarm.choice import Surroundings, crowding, slowed_share
 from lightning_hotcompile.tracks import Track
+
+_ASKED_EVERY = 16
+"""Steps beside a child process from one question to the next: nothing changes fast."""
+
+_OVERDUE = 0.5
+"""A child that is over the time that was expected is taken to need half as much again as it has taken."""
 
 
 class Weighing:
-    """What compiling a plan would cost and save, before anything compiles: the base of ``WeighingChild``.
+    """What compiling a plan would cost and save, before anything compiles, and beside a child that does.
 
     Args:
-        trainer: knows how many steps are left.
-        config: the callback's options.
+        context: of the stage.
         plan: that would be compiled.
         flip: knows what is in place, and whether a child process could compile it.
-        watch: knows the operations of a step.
-        ledger: knows what a step takes.
-        stage: ``train`` or another stage of the Trainer.
-        memory: knows what earlier runs have learned.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        config: HotCompileConfig,
-        plan: CompilePlan,
-        flip: Flip,
-        watch: StepWatch,
-        ledger: Ledger,
-        stage: str,
-        memory: Memory,
-    ) -> None:
-        self._trainer = trainer
-        self._config = config
+    _looks = 0
+    """Questions beside a child process so far."""
+
+    def __init__(self, context: StageContext, plan: CompilePlan, flip: Flip) -> None:
+        self._trainer = context.trainer
+        self._config = context.config
         self._plan = plan
         self._flip = flip
-        self._watch = watch
-        self._ledger = ledger
-        self._stage = stage
-        self._memory = memory
+        self._watch = context.watch
+        self._ledger = context.ledger
+        self._stage = context.stage
+        self._memory = context.memory
 
     def known(self, track: Track) -> Profile | None:
         """What an earlier run has found out that has measured this plan, or began with it."""
@@ -137,6 +126,55 @@ class Weighing:
         weighs = self._config.cost_gate and self._config.threshold > 0
         return self.forecast(track) if weighs and track.hot and self.known(track) is None else None
 
+    def too_dear(self, track: Track) -> Decision | None:
+        """The decision against a child process that is at work; ``None`` where it still pays, or may.
+
+        How far training falls behind meanwhile is assumed before it begins, and seen then: the child has a
+        core of its own, but not the memory and the caches.
+        """
+        step_s, prewarm = self._ledger.eager_step_s, self._flip.ahead.prewarm
+        beside_s, self._looks = self._ledger.beside_child_s, self._looks + 1
+        if not self._config.cost_gate or step_s is None or beside_s is None or self._looks % _ASKED_EVERY:
+            return None
+        left = self._left(step_s)
+        if left is None or prewarm is None or not prewarm.is_slowing:
+            return None
+        elapsed_s, ops = prewarm.elapsed_s, self._watch.op_statistics
+        whole_s = self._memory.child_s(self._plan, self._flip.ahead.crowding, ops)
+        child = Child(
+            seconds=max(whole_s - elapsed_s, _OVERDUE * elapsed_s), slowed=max(0.0, 1 - step_s / beside_s)
+        )
+        found = self._for_runs_to_come(track, self._assumed(self.known(track), step_s))
+        expected = replace(found, child=child, share=self._watch.share_of(track))
+        decision = forecast(remaining_steps=left, step_s=step_s, expected=expected)
+        if decision.go:
+            return None
+        reason = (
+            f"stopped a child process that compiled for {elapsed_s:.0f} s, since steps took "
+            f"{1e3 * beside_s:.3g} ms beside it: {decision.reason}"
+        )
+        return replace(decision, reason=reason)
+
+    def too_late(self, track: Track) -> Decision | None:
+        """The decision against a flip after a child process; ``None`` where it still pays.
+
+        What the child cost is spent: what is weighed is loading its code, or compiling where it made none.
+        """
+        step_s, prewarm = self._ledger.eager_step_s, self._flip.ahead.prewarm
+        left = self._left(step_s)
+        if not self._config.cost_gate or step_s is None or left is None or prewarm is None:
+            return None
+        expected = self._for_runs_to_come(track, self._assumed(self.known(track), step_s))
+        words = "no code yet"
+        if prewarm.has_compiled:
+            words = "its code is there"
+            load_s = WARM_SHARE * self._assumed(None, step_s).compile_s
+            expected = replace(expected, compile_s=min(expected.compile_s, load_s))
+        expected = replace(expected, share=self._watch.share_of(track))
+        decision = forecast(remaining_steps=left, step_s=step_s, expected=expected)
+        reason = f"too late after a child process, {words}: {decision.reason}"
+        return None if decision.go else replace(decision, reason=reason)
+
     def recompile_pays(self, track: Track) -> bool:
         """Whether compiling this plan once more is worth it, by what it has gained in this run."""
         step_s, ratio, config = self._ledger.eager_step_s, track.pairs.ratio(), self._config
@@ -183,20 +221,10 @@ class Weighing:
             return cost_s
         return cost_s - (1 - WARM_SHARE) * self._memory.expectation(self._plan, None, None, ops).compile_s
 
-    def why_no_prewarm(self) -> str | None:
-        """Why no child process fills the compiler's cache first, or ``None``."""
-        if self._config.threshold == 0:
-            return "threshold=0 compiles before the first step"
-        if self._plan.mode is not None or self._config.times_kernels:
-            return "max-autotune times kernels, which a training beside it would disturb"
-        if is_cut_into_buckets(self._trainer):
-            return "DDP cuts what is compiled into buckets, which no child process can do"
-        return why_not(self._config.prewarm, self._config.backend, self._flip.ahead.surroundings())
-
     @cached_property
     def _beside_a_child(self) -> Surroundings | None:
         """As things are when it is asked for first: it may be asked for before each step. None: no child."""
-        return None if self.why_no_prewarm() else self._flip.ahead.surroundings()
+        return None if self._flip.ahead.why_none() else self._flip.ahead.surroundings()
 
     def _expectation(self, track: Track, known: Profile | None, step_s: float | None) -> Expectation:
         """What the plan costs and gains, compiled in the way that it would be."""

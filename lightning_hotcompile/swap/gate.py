@@ -133,6 +133,7 @@ class Gate:
     def close(self) -> None:
         """Back to eager; a second call does nothing."""
         self.lane = Lane.EAGER
+        self.dynamic_dims = NOTHING_VARIES  # it has tensors of the batch, and Dynamo keeps gates for long
         context, self._context = self._context, None
         self._opened_in = None
         if context is not None:

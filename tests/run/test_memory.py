@@ -104,7 +104,7 @@ def test_code_that_an_earlier_run_has_compiled_needs_no_child_process(
     fit(seeded(Small), [learning(tmp_path / "s", scope="step")], max_epochs=6)
     _forget_costs(tmp_path / "s")
     asked: list[str] = []
-    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     monkeypatch.setattr(ahead, "PrewarmRun", NoChild)
     monkeypatch.setattr(memory, "_keeps_code", lambda backend: True)
     monkeypatch.setattr(inductor_paths, "holds_graphs", lambda folder: asked.append("graphs") or is_there)
@@ -226,12 +226,17 @@ def test_only_the_first_run_lends_also_where_the_code_is_lost_each_time(
 
 
 def test_a_rank_that_would_have_compiled_has_not_begun_to_where_another_declined() -> None:
-    ledger = SimpleNamespace(eager_step_s=0.1)
-    watch = SimpleNamespace(op_statistics=None)
     gain = forecast.Expectation(compile_s=10.0, speedup=1.25)
     unused: Any = None
-    known: Any = SimpleNamespace(expectation=lambda *_: gain)
-    asked = Weighing(unused, unused, unused, unused, cast(Any, watch), cast(Any, ledger), "train", known)
+    context: Any = SimpleNamespace(
+        trainer=unused,
+        config=unused,
+        stage="train",
+        watch=SimpleNamespace(op_statistics=None),
+        ledger=SimpleNamespace(eager_step_s=0.1),
+        memory=SimpleNamespace(expectation=lambda *_: gain),
+    )
+    asked = Weighing(context, unused, unused)
     go = forecast.Decision(go=True, reason="worth it", expected_cost_s=10.0, expected_saving_s=11.0)
 
     def forgone(phase: Phase, flips: int = 0) -> float | None:
@@ -254,8 +259,12 @@ def test_whether_a_step_is_recorded_is_not_asked_of_the_store(
     monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 2.5)
     unused: Any = None  # the store among them
     plan = replace(plan_compile(seeded(Small), scope="step"), regions=())
-    ledger: Any = SimpleNamespace(eager_step_s=0.001, wait_s=0.0)
-    asked = Weighing(unused, HotCompileConfig(), plan, unused, unused, ledger, "train", unused)
+    ledger = SimpleNamespace(eager_step_s=0.001, wait_s=0.0)
+    config = HotCompileConfig()
+    context: Any = SimpleNamespace(
+        trainer=unused, config=config, stage="train", watch=unused, ledger=ledger, memory=unused
+    )
+    asked = Weighing(context, plan, unused)
     assert asked.may_pay() is pays
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +17,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_hotcompile import HotCompile
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
@@ -29,7 +32,7 @@ from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.unit import UnitSignature
 from tests.hot import STEP, assert_proven, assert_same, hot
-from tests.models import Net, Small, fit, loader, make_trainer, seeded
+from tests.models import Batches, Net, Small, fit, loader, make_trainer, seeded
 
 GO = Decision(go=True, reason="it pays")
 
@@ -105,7 +108,7 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
     Scripted.made = []
     monkeypatch.setattr(ahead, "PrewarmRun", Scripted)
-    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     return Scripted
 
 
@@ -152,6 +155,28 @@ def test_a_step_that_never_comes_back_gives_its_threads_back(
     assert callback.report.speedup is not None
 
 
+def test_the_batch_that_was_traced_is_let_go(scripted: type[Scripted]) -> None:
+    """Of a family it is known which dimensions of its tensors vary; Dynamo keeps what knows that."""
+    traced: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+
+    class Looks(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, *_: Any) -> None:
+            if scripted.made and scripted.made[0].is_tracing:
+                traced.append(weakref.ref(batch[0]))
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if callback.phase == "prewarming":
+                gc.collect()
+                alive.append(traced[0]() is not None)
+
+    callback = hot(**STEP)
+    data = DataLoader(Batches([5, 6, 7, 9, 10, 11, 13] * 4), batch_size=None)
+    fit(seeded(Small), [callback, Looks()], train=data, max_epochs=1)
+    assert len(alive) > 2
+    assert not alive[-1]
+
+
 def test_a_run_that_ends_first_ends_the_child(scripted: type[Scripted]) -> None:
     scripted.looks = 10_000
     try:
@@ -194,7 +219,7 @@ def test_why_there_is_none(options: dict[str, Any], reason: str) -> None:
 
     class Looks(pl.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
-            seen.append(callback._runs["train"].session.rounds.now.weighing.why_no_prewarm())
+            seen.append(callback._runs["train"].session.flip.ahead.why_none())
 
     least = {"scope": "pattern", "targets": ["head"]}  # for the one that compiles
     callback = hot(**{"backend": "inductor", "prewarm": True, "threshold": 1000, **least, **options})
@@ -231,7 +256,7 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     monkeypatch.setattr(run, "Prewarm", Kept)
-    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     return Kept
 
 
@@ -351,7 +376,7 @@ def one_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of two cores on which training uses both."""
     monkeypatch.setattr(run, "Prewarm", Slow)
     monkeypatch.setattr(run, "_POLL_AFTER_S", 600.0)  # the child is asked by the number of steps alone
-    monkeypatch.setattr(weighing, "why_not", lambda *_: None)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     monkeypatch.setattr(ahead, "threads_meanwhile", lambda _: 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -457,6 +482,26 @@ class TestFewerThreads:
         assert torch.get_num_threads() == 2
         assert callback.report.phase == "steady", callback.report.reason
         assert callback.reports["validate"].phase == "steady"
+
+    def test_another_kind_of_step_is_not_compiled_meanwhile_even_by_itself(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen, kinds = list[int](), list[Track]()
+
+        def forecast(_: weighing.Weighing, track: Track) -> Decision:
+            kinds.extend([] if track in kinds else [track])
+            return replace(GO, inline=track is not kinds[0])
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return graph
+
+        monkeypatch.setattr(weighing.Weighing, "forecast", forecast)
+        callback = hot(backend=backend, dynamic=False, **STEP)
+        data = DataLoader(Batches([8] * 6 + [4] * 60), batch_size=None)
+        fit(seeded(Small), [callback], train=data, max_epochs=1)
+        assert len(kinds) == 2
+        assert seen == [2]
 
     def test_a_run_that_ends_first_gets_it_back(self) -> None:
         callback = hot(**STEP)
@@ -691,3 +736,17 @@ def test_what_crashed_in_the_child_does_not_run_here(
     assert not any(e["kind"] == "compiled" for e in report.events)
     assert not any(region.proven for region in report.regions)
     assert_same(plain, model)
+
+
+def test_what_crashed_in_the_child_does_not_run_here_for_batches_of_another_size_either(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash = "the child process was ended by SIGSEGV"
+    monkeypatch.setattr(scripted, "crash", crash)
+    callback = hot(prewarm=True, dynamic=False)
+    data = DataLoader(Batches([8] * 10 + [4] * 15), batch_size=None)
+    fit(seeded(Small), [callback], train=data, max_epochs=1)
+    events = callback.report.events
+    assert [e["phase"] for e in events if e["kind"] == "phase_changed"] == ["prewarming", *["declined"] * 2]
+    assert not any(e["kind"] == "compiled" for e in events)
+    assert len(scripted.made) == 1

@@ -12,11 +12,12 @@ import pytest
 from lightning_hotcompile import HotCompile, HotCompileConfig, plan_compile
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.receipt.ledger import Ledger
-from lightning_hotcompile.run import memory, preflight
+from lightning_hotcompile.run import ahead, memory, preflight
+from lightning_hotcompile.run.ahead import Ahead
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.moves import Moves
 from lightning_hotcompile.run.rounds import Rounds
-from lightning_hotcompile.run.weighing import Weighing
+from lightning_hotcompile.run.stage_context import StageContext
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.store.store import Store
 from lightning_hotcompile.swap.inductor import paths as inductor_paths
@@ -122,6 +123,44 @@ def test_a_run_that_ends_in_a_trial_reports_and_remembers_what_it_had_before(
     assert report.speedup.value == pytest.approx(STEP_S / 14)
     again = train(machine, 170).report
     assert "the measured speed-up of 1.43x" in again.decision
+
+
+class MadeUpChild:
+    """Stands in for the run of a child process, which is over at once."""
+
+    made = 0
+    is_tracing = is_slowing = False
+    has_compiled = True
+    took_s = None
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        type(self).made += 1
+        self.crash = "the child process was ended by SIGSEGV" if self.made == 2 else None
+
+    def is_over(self) -> bool:
+        return True
+
+    def in_words(self) -> str:
+        return "prewarm: made up"
+
+    def begin(self) -> None:
+        """There is no process."""
+
+    end_step = cancel = begin
+
+
+def test_a_trial_whose_child_process_crashes_leaves_the_plan_before_in_use(
+    train: Callable[..., HotCompile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MadeUpChild, "made", 0)
+    monkeypatch.setattr(ahead, "PrewarmRun", MadeUpChild)
+    monkeypatch.setattr(ahead, "why_not", lambda *_: None)
+    machine = Machine(step=-6.0, module=-7.0, optimizer=-1.0)
+    report = train(machine).report
+    assert MadeUpChild.made == 2
+    assert machine.graphs["module"] == 0
+    assert (report.phase, report.scope, list(report.tried)) == ("steady", "step", ["step"])
+    assert machine.runs["step"] > LONG / 2, "it is taken up again at once, not in the report alone"
 
 
 def test_a_trial_whose_code_does_not_fit_leaves_the_plan_before_alone(
@@ -394,9 +433,22 @@ class TestModes:
     def test_no_child_process_compiles_it(self, tried: str | None, asked_for: dict[str, Any]) -> None:
         unused: Any = None
         plan = replace(plan_compile(seeded(Net), scope="step"), mode=tried)
-        config = HotCompileConfig(**asked_for)
-        weighing = Weighing(unused, config, plan, unused, unused, unused, "train", unused)
-        assert "times kernels" in str(weighing.why_no_prewarm())
+        context = StageContext(
+            trainer=unused,
+            module=unused,
+            config=HotCompileConfig(**asked_for),
+            stage="train",
+            watch=unused,
+            ledger=unused,
+            story=unused,
+            memory=unused,
+            side=unused,
+            together=unused,
+            shared=unused,
+            child_limit_s=None,
+            now=unused,
+        )
+        assert "times kernels" in str(Ahead(context.for_plan(plan)).why_none())
 
     def test_none_is_tried_where_nothing_helps(self, train: Callable[..., HotCompile]) -> None:
         machine = Machine(step=4.0, module=1.0, optimizer=2.0)

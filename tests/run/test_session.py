@@ -11,6 +11,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.receipt.ledger import Ledger
+from lightning_hotcompile.run.round import Round
 from lightning_hotcompile.watch import clock
 from lightning_hotcompile.watch.clock import StepTime
 from lightning_hotcompile.watch.step_record import StepRecord
@@ -222,7 +223,7 @@ def test_a_later_plan_knows_what_a_schedule_has_moved_since_training_began() -> 
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
             if trainer.global_step == 20:
                 session = callback._runs["train"].session
-                installation = session.rounds._make(session.plan, None).flip.installation
+                installation = Round(session.rounds._context, session.plan).flip.installation
                 installation.put()
                 reasons.extend(optimizer.error for optimizer in installation.optimizers)
                 installation.take_out()

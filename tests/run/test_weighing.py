@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 from torch.utils.data import DataLoader
@@ -13,7 +13,6 @@ from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
 from lightning_hotcompile.plan.forecast import Decision, Expectation
 from lightning_hotcompile.run import weighing
 from lightning_hotcompile.run.weighing import Weighing
-from lightning_hotcompile.run.weighing_child import WeighingChild
 from lightning_hotcompile.store.profiles import Profile
 from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
@@ -32,12 +31,9 @@ def twice_as_fast() -> Track:
     return Track(signature=signature, pairs=pairs)
 
 
-Kind = TypeVar("Kind", bound=Weighing)
-
-
-def weighs(kind: type[Kind] = Weighing, **given: Any) -> Kind:  # type: ignore[assignment]
+def weighs(**given: Any) -> Weighing:
     """Compiling takes 5 s, an eager step 10 ms, and half of that is saved."""
-    found = kind.__new__(kind)
+    found = Weighing.__new__(Weighing)
     facts = {"step_s": 0.01, "wait_s": 0.0, "share": 1.0, "cost_gate": True, "min_speedup": 1.02, **given}
     found._ledger = SimpleNamespace(  # type: ignore[assignment]
         eager_step_s=facts["step_s"], wait_s=facts["wait_s"]
@@ -104,9 +100,9 @@ def test_steps_of_two_kinds_in_turns_do_not_both_have_the_whole_run(monkeypatch:
 LEFT_AND_LATE = [(None, False), (10_000, False), (200, False), (100, True), (0, True)]
 
 
-def after_a_child(*, has_compiled: bool, **given: Any) -> WeighingChild:
+def after_a_child(*, has_compiled: bool, **given: Any) -> Weighing:
     """Compiling takes 5 s by the prior, and half of each step is saved; nothing is known of other runs."""
-    found = weighs(WeighingChild, **given)
+    found = weighs(**given)
     found._flip = SimpleNamespace(  # type: ignore[assignment]
         ahead=SimpleNamespace(prewarm=SimpleNamespace(has_compiled=has_compiled))
     )
@@ -137,7 +133,7 @@ def test_after_a_child_a_kind_of_step_has_its_share_of_what_is_left(monkeypatch:
     assert "100 steps of this kind, 10 ms each, are left" in decision.reason
 
 
-def beside_a_child(*, beside_s: float | None, elapsed_s: float = 1.0, **given: Any) -> WeighingChild:
+def beside_a_child(*, beside_s: float | None, elapsed_s: float = 1.0, **given: Any) -> Weighing:
     """The same, with a child that is expected to take 4 s."""
     found = after_a_child(has_compiled=False, **given)
     found._ledger.beside_child_s = beside_s  # type: ignore[misc]
@@ -148,7 +144,7 @@ def beside_a_child(*, beside_s: float | None, elapsed_s: float = 1.0, **given: A
     return found
 
 
-def second_thought(weighing: WeighingChild) -> Decision | None:
+def second_thought(weighing: Weighing) -> Decision | None:
     answers = [weighing.too_dear(twice_as_fast()) for _ in range(32)]
     assert not any(answers[:15]), "asked now and then only"
     return next(filter(None, answers), None)

@@ -40,10 +40,11 @@ from lightning_hotcompile.swap.prewarm.choice import (
     why_not,
 )
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
-from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, compile_packed, pack
+from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm, Status
 from lightning_hotcompile.swap.prewarm.run import PrewarmRun
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable, SizeSpec, symbols_of
+from lightning_hotcompile.swap.prewarm.tensor_spec import TensorSpec
 from lightning_hotcompile.swap.prewarm.threads import FewerThreads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -16,9 +16,10 @@ from torch.fx import Graph, GraphModule
 
 from lightning_hotcompile.swap.prewarm import rehearsal
 from lightning_hotcompile.swap.prewarm.compile_state import CompileState
-from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, compile_packed, pack
+from lightning_hotcompile.swap.prewarm.graphfile import compile_packed, pack
 from lightning_hotcompile.swap.prewarm.parent import Job, Prewarm
 from lightning_hotcompile.swap.prewarm.rehearsal import rehearse
+from lightning_hotcompile.swap.prewarm.tensor_spec import TensorSpec
 
 NOTHING = GraphModule({}, Graph())
 

@@ -98,12 +98,17 @@ def judge_of(min_speedup: float) -> Judge:
     """A judge of a signature whose compiled code is in place and does not fail."""
     installation = SimpleNamespace(parts={"step": frozenset(["training_step"])})
     flip: Any = SimpleNamespace(in_place=True, failure=lambda: None, installation=installation)
-    memory: Any = SimpleNamespace(of=lambda signature: None)
+    memory = SimpleNamespace(of=lambda signature: None)
     weighing: Any = SimpleNamespace(known=lambda track: None)
-    side: Any = SimpleNamespace(is_deciding=False)
-    unused: Any = None
-    config = HotCompileConfig(min_speedup=min_speedup)
-    return Judge(unused, config, flip, unused, weighing, "train", memory, side)
+    context: Any = SimpleNamespace(
+        trainer=None,
+        config=HotCompileConfig(min_speedup=min_speedup),
+        stage="train",
+        watch=None,
+        memory=memory,
+        side=SimpleNamespace(is_deciding=False),
+    )
+    return Judge(context, flip, weighing)
 
 
 def settle(judge: Judge, times: list[float], speedup: float) -> End:

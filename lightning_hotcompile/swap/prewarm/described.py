@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from lightning_hotcompile.plan.optimizers import COMPILABLE
 from lightning_hotcompile.swap.optimizers.gradients import usual_strides
-from lightning_hotcompile.swap.prewarm.graphfile import TensorSpec, refuse_shared_memory
 from lightning_hotcompile.swap.prewarm.symbols import NotPortable
+from lightning_hotcompile.swap.prewarm.tensor_spec import TensorSpec, refuse_shared_memory
 
 _PLAIN = (bool, int, float, str, type(None))
 _MAY_BE_TENSOR = ("lr", "initial_lr")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
+from lightning_hotcompile.config import HotCompileConfig
 from lightning_hotcompile.errors import first_line
 from lightning_hotcompile.swap.dynamo import LeavesFrame
 from lightning_hotcompile.swap.gate import Lane
@@ -36,9 +37,7 @@ class PrewarmRun:
 
     Args:
         trace: an installation of its own, of the same plan.
-        mode: Inductor's mode.
-        options: Inductor's options.
-        random: the option ``random``, which decides how Inductor draws.
+        config: says how Inductor compiles: mode, options, and which random numbers it draws.
         limit_s: seconds that the child may take for one graph or optimizer, ``None`` for no limit.
         device: such as ``cpu`` or ``cuda:1``, whose toolchain is warmed up first.
         threads: that training may use until the child is done; ``None`` for as many as now.
@@ -48,16 +47,14 @@ class PrewarmRun:
         self,
         trace: Installation,
         *,
-        mode: str | None,
-        options: Mapping[str, Any] | None,
-        random: str,
+        config: HotCompileConfig,
         limit_s: float | None,
         device: str,
         threads: int | None = None,
     ) -> None:
         self._trace: Installation | None = trace
         self._fewer = FewerThreads(threads)
-        self._compiler: dict[str, Any] = {"mode": mode, "options": options, "random": random}
+        self._compiler = {name: getattr(config, name) for name in ("mode", "options", "random")}
         self._hooks: list[RemovableHandle] = []
         self._described: set[str] = set()
         self._left_out: list[str] = []
