@@ -238,7 +238,8 @@ def with_numbers_of_a_map(stack: Stack, x: Tensor) -> Tensor:
 
 
 CHANGING = [pairs_of_one_iterator, an_iterator_with_a_rest, a_list_that_grows, numbered_of_a_list_that_grows]
-CHANGING += [a_dict_whose_values_change, a_generator_that_looks_at_the_loop, with_numbers_of_a_map]
+CHANGING += [] if TORCH < (2, 13) else [a_dict_whose_values_change]  # torch 2.11 makes a list of it
+CHANGING += [a_generator_that_looks_at_the_loop, with_numbers_of_a_map]
 
 
 @pytest.mark.parametrize("loop", CHANGING)
