@@ -149,6 +149,8 @@ PRIVATE_TORCH = {
     "swap.tracing.number_arithmetic": {"torch._dynamo"},
     "swap.tracing.lists_in_tuples": {"torch._dynamo"},
     "swap.tracing.moving_texts": {"torch._dynamo"},
+    "swap.tracing.settled_texts": {"torch._dynamo"},
+    "swap.tracing.absent_attributes": {"torch._dynamo"},
     # Whether its profiler is at work.
     "capture.callback": {"_C", "_autograd", "_profiler_enabled"},
     # What it is called with while it is traced.
@@ -232,7 +234,7 @@ PRIVATE_TORCH = {
     # The stance that the user has set.
     "swap.tracing.stance": {"torch._dynamo", "_stance"},
     # Which operations it traces, and in which functions.
-    "swap.tracing.caught_errors": {"torch._dynamo"},
+    "swap.tracing.caught_errors": {"_GeneratorContextManager", "_current_tx", "torch._dynamo"},
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.

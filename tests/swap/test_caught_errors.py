@@ -7,7 +7,7 @@ import importlib.util
 import linecache
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from tests.models import Net, fit, seeded
 
 FAILING = 20
 """The step whose batch has no factor."""
+
+SEVERAL = (20, 21, 22, 23)
+"""Of which some are compiled, while compiled steps are timed against eager ones."""
 
 
 class Falls(Net):
@@ -155,6 +158,86 @@ class Table(nn.Module):
             return self.rows.weight.sum()
 
 
+class OnlyNoFactor:
+    """A context manager of the user's that goes on after an error of linear algebra."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, torch.linalg.LinAlgError)
+
+
+class Counts(Falls):
+    """Counts the batches with a factor, and has no ``try`` around the operation."""
+
+    usual = 0
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training and self.global_step in SEVERAL:
+            batch[0][0, 0] = 100.0
+        return batch
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        quiet = self.manager()
+        with quiet:
+            loss = loss + torch.linalg.cholesky(matrix).sum()
+            self.usual += 1
+        return loss
+
+    def manager(self) -> contextlib.AbstractContextManager[Any]:
+        return OnlyNoFactor()
+
+
+class CountsUnderSuppress(Counts):
+    def manager(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.suppress(KeyError, RuntimeError)
+
+
+class AsksAGenerator(Counts):
+    """The operations are those of a generator, which is made outside of the ``try``."""
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        return loss + self.total(torch.linalg.cholesky(matrix * n) for n in (1, 2))
+
+    def total(self, factors: Iterator[Tensor]) -> Any:
+        try:
+            found = sum(factor.sum() for factor in factors)
+        except RuntimeError:
+            return 0.0
+        self.usual += 1
+        return found
+
+
+class Translated(Counts):
+    """The error has another name for who calls the function, which is compiled by itself."""
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        torch._dynamo.graph_break()
+        try:
+            loss = loss + self.factor(matrix).sum()
+        except NoFactor:
+            return loss
+        self.usual += 1
+        return loss
+
+    def factor(self, matrix: Tensor) -> Tensor:
+        try:
+            return torch.linalg.cholesky(matrix)
+        except RuntimeError as error:
+            raise NoFactor("negative") from error
+
+
+@pytest.mark.parametrize("model_class", [Counts, CountsUnderSuppress, AsksAGenerator, Translated])
+def test_what_is_no_handler_by_its_looks_runs_as_well(model_class: type[Counts]) -> None:
+    plain, model = seeded(model_class), seeded(model_class)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain)
+    fit(model, [callback])
+    assert model.usual == plain.usual == 48 - len(SEVERAL)
+    assert_same(plain, model, tolerance=1e-6)
+
+
 @pytest.mark.parametrize("scope", ["step", "auto", "regions"])
 @pytest.mark.parametrize("model_class", [Falls, BreaksBefore, Asserts, Skips, Looks, Suppresses, Renames])
 def test_a_handler_runs_as_without_the_callback(model_class: type[Falls], scope: str) -> None:
@@ -185,6 +268,53 @@ def test_no_operation_in_the_try_is_no_graph_break() -> None:
     fit(model, [callback])
     (region,) = callback.report.regions
     assert (region.graphs, callback.report.graph_breaks) == (1, 0)
+
+
+class Timed:
+    """A context manager that lets errors pass."""
+
+    def __init__(self, times: list[int]) -> None:
+        self.times = times
+
+    def __enter__(self) -> None:
+        self.times.append(0)
+
+    def __exit__(self, *_: object) -> None:
+        self.times[-1] += 1
+
+
+@contextlib.contextmanager
+def timed(times: list[int]) -> Iterator[None]:
+    times.append(0)
+    try:
+        yield
+    finally:
+        times[-1] += 1
+
+
+class InManagers(Net):
+    """Whose steps stand in a manager that swallows nothing."""
+
+    manager: Callable[[list[int]], contextlib.AbstractContextManager[None]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.times = []
+        with self.manager(self.times):
+            return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("manager", [Timed, timed])
+def test_a_manager_that_lets_errors_pass_is_no_graph_break(manager: Any) -> None:
+    kind = type("InOne", (InManagers,), {"manager": staticmethod(manager)})
+    model, callback = seeded(kind), hot(scope="step", compile_optimizer=False)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert (region.graphs, callback.report.graph_breaks) == (1, 0)
+    assert model.times == [1]
 
 
 def test_what_stands_around_is_compiled() -> None:

@@ -16,10 +16,25 @@ from lightning_hotcompile.swap.dynamo import compiling_allowed
 from tests.hot import Counting
 
 
+class LikeFive:
+    """No number, and equal to one."""
+
+    asked = 0
+
+    def __eq__(self, other: object) -> bool:
+        self.asked += 1
+        return other == 5
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Holds:
     """Numbers that are others in each call."""
 
     found: Any = None
+
+    def __init__(self) -> None:
+        self.like_five, self.five = LikeFive(), torch.tensor(5)
 
     def at(self, step: int) -> None:
         self.steps = [step, step + 1]
@@ -42,6 +57,12 @@ def looks_in_a_shape(h: Holds, x: Tensor) -> Tensor:
         x.shape in [(4, 3)],
         3 in tuple(x.shape),
     )
+    return x.sin()
+
+
+def looks_among_others(h: Holds, x: Tensor) -> Tensor:
+    n = x.shape[0]
+    h.found = 5 in [h.like_five, n], n in [7, h.like_five], n in [h.five, n + 1], h.like_five.asked
     return x.sin()
 
 
@@ -70,7 +91,8 @@ def takes_the_largest(h: Holds, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
-    "function", [looks_in_lists, looks_in_a_shape, asks_whether_it_is_true, takes_the_largest]
+    "function",
+    [looks_in_lists, looks_in_a_shape, asks_whether_it_is_true, takes_the_largest],
 )
 def test_it_is_as_in_eager(function: Callable[[Holds, Tensor], Tensor], dynamic: bool | None) -> None:
     backend = Counting()
@@ -84,6 +106,16 @@ def test_it_is_as_in_eager(function: Callable[[Holds, Tensor], Tensor], dynamic:
             torch.testing.assert_close(compiled.compile(ours, x), function(plain, x))
             assert repr(ours.found) == repr(plain.found)
     assert backend.runs
+
+
+def test_what_is_no_number_is_asked_whether_it_is_equal() -> None:
+    compiled = CompiledFunction(looks_among_others, Counting(), dynamic=None, fullgraph=False)
+    plain, ours = Holds(), Holds()
+    with compiling_allowed(suppress_errors=False):
+        for rows in range(2, 9):
+            x = torch.ones(rows, 3)
+            torch.testing.assert_close(compiled.compile(ours, x), looks_among_others(plain, x))
+            assert repr(ours.found) == repr(plain.found)
 
 
 def test_a_number_that_is_looked_for_is_compiled_a_few_times() -> None:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -231,7 +232,17 @@ def of_what_comes_in(kept: Kept, x: Tensor) -> Tensor:
     return x.cos()
 
 
+def with_numbers_of_numpys(kept: Kept, x: Tensor) -> Tensor:
+    kept.found = []
+    for loss in losses_of(x).values():
+        for number in (np.float32(0.5), np.float64(0.5), np.int64(2)):
+            product = number * loss.item()
+            kept.found.append((product, isinstance(product, float), isinstance(product, np.generic)))
+    return x.cos()
+
+
 OTHERS = [compared, among_others, as_keys, divided, weighed, calculated, measured, of_what_comes_in]
+OTHERS += [with_numbers_of_numpys]
 
 
 def states(function: Callable[[Kept, Tensor], Tensor]) -> list[Any]:

@@ -84,6 +84,36 @@ def test_it_is_as_in_eager_and_compiled_a_few_times(
     assert 1 <= backend.graphs <= AT_MOST * pieces
 
 
+class Sometimes(Names):
+    """A name may be empty."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def next(self) -> str:
+        self.given += 1
+        return "" if self.given > AT_MOST and self.given % 3 == 0 else f"n{self.given}"
+
+
+def if_there_is_one(names: Names, x: Tensor) -> Tensor:
+    if names.next():
+        x = x.cos()
+    return x.sin()
+
+
+def if_there_is_none(names: Names, x: Tensor) -> Tensor:
+    name = names.next()
+    return x.sin() if not name else x.cos()
+
+
+@pytest.mark.parametrize("function", [if_there_is_one, if_there_is_none])
+def test_one_that_may_be_empty_is_not_taken_to_be_there(function: Callable[[Names, Tensor], Tensor]) -> None:
+    compiled = CompiledFunction(function, Counting(), dynamic=None, fullgraph=False)
+    plain, ours = Sometimes(1), Sometimes(1)
+    with compiling_allowed(suppress_errors=True):
+        for _ in range(CALLS):
+            x = torch.ones(3)
+            torch.testing.assert_close(compiled.compile(ours, x), function(plain, x))
+
+
 class KeepsAPath(Small):
     """Dynamo does not trace through the function of ``os.path``."""
 

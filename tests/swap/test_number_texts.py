@@ -144,6 +144,24 @@ def compares_it(h: Notes, x: Tensor) -> Tensor:
     return x.sin() * len(text)
 
 
+def writes_it_with_unusual_formats(h: Notes, x: Tensor) -> Tensor:
+    n = x.shape[0]
+    h.text = format(n, "}>5") + format(n, "{>5")
+    return x.sin() * n
+
+
+def writes_others_as_wide_as_it_is(h: Notes, x: Tensor) -> Tensor:
+    n = x.shape[0]
+    h.text = f"{'rows':>{n}}" + f"{0.5:.{n}f}"
+    return x.sin() * n
+
+
+def has_an_empty_one(h: Notes, x: Tensor) -> Tensor:
+    text = 0 * f"{x.shape[0]}"
+    h.length = bool(text), not text, "some" if text else "none"
+    return x.sin() * 2 if text else x.sin()
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -161,6 +179,9 @@ def compares_it(h: Notes, x: Tensor) -> Tensor:
         finds_it_in_a_dict,
         looks_for_a_part,
         compares_it,
+        writes_it_with_unusual_formats,
+        writes_others_as_wide_as_it_is,
+        has_an_empty_one,
     ],
 )
 @pytest.mark.parametrize("dynamic", [None, True])

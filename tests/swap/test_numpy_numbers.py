@@ -46,6 +46,8 @@ ANSWERS: list[Callable[[int], Any]] = [
     lambda n: repr(np.float64(n)),
     lambda n: str(np.float32(0.1) * n),
     lambda n: f"{np.float32(0.1) * n}",
+    lambda n: format(np.float32(0.1) * n),
+    lambda n: format(np.float32(0.1) * n, ".9f"),
     lambda n: math.sqrt(np.float32(n)),
     lambda n: [1, 2, 3, 4][np.int64(n)],
     lambda n: np.int64(n) in (1, 3),

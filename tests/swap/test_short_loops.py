@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -177,6 +178,72 @@ def test_a_loop_that_counts_by_itself_is_as_in_eager() -> None:
             i += 1
         return x
 
+    compare(loop, Counting(), seeded(Stack))
+
+
+def pairs_of_one_iterator(stack: Stack, x: Tensor) -> Tensor:
+    x, layers = stack.first(x), iter([*stack.layers, stack.layers[0]])
+    for first, second in zip(layers, layers, strict=False):
+        x = (x + first(x)[0]).tanh()
+        x = (2 * x + second(x)[0]).tanh()
+    return x.sin()
+
+
+def an_iterator_with_a_rest(stack: Stack, x: Tensor) -> Tensor:
+    x, scales = stack.first(x), iter([0.5, 1.5, 2.5, 3.5, 4.5])
+    for layer, scale in zip(stack.layers, scales, strict=False):
+        x = (x + layer(x)[0]).tanh() * scale
+    return x.sin() * sum(scales)
+
+
+def a_list_that_grows(stack: Stack, x: Tensor) -> Tensor:
+    x, waiting = stack.first(x), [stack.layers[0]]
+    for layer in waiting:
+        x = (x + layer(x)[0]).tanh()
+        if len(waiting) < LAYERS:
+            waiting.append(stack.layers[len(waiting)])
+    return x.sin() * len(waiting)
+
+
+def numbered_of_a_list_that_grows(stack: Stack, x: Tensor) -> Tensor:
+    x, scales = stack.first(x), [1.0]
+    for i, scale in enumerate(scales):
+        x = (x + stack.layers[i](x)[0]).tanh() * scale
+        if len(scales) < LAYERS:
+            scales.append(scale + 1)
+    return x.sin()
+
+
+def a_dict_whose_values_change(stack: Stack, x: Tensor) -> Tensor:
+    x, scales = stack.first(x), {"0": 0.5, "1": 1.0, "2": 2.0}
+    for name, scale in scales.items():
+        x = (x + stack.by_name[name](x)[0]).tanh() * scale
+        scales["2"] += 1
+    return x.sin()
+
+
+def a_generator_that_looks_at_the_loop(stack: Stack, x: Tensor) -> Tensor:
+    x, scale = stack.first(x), 1
+    for layer, times in ((layer, scale) for layer in stack.layers):
+        x = (x + layer(x)[0]).tanh() * times
+        scale += 1
+    return x.sin()
+
+
+def with_numbers_of_a_map(stack: Stack, x: Tensor) -> Tensor:
+    x = stack.first(x)
+    for layer, scale in zip(stack.layers, map(math.sqrt, range(1, 9)), strict=False):
+        x = (x + layer(x)[0]).tanh() * scale
+    return x.sin()
+
+
+CHANGING = [pairs_of_one_iterator, an_iterator_with_a_rest, a_list_that_grows, numbered_of_a_list_that_grows]
+CHANGING += [] if TORCH < (2, 13) else [a_dict_whose_values_change]  # torch 2.11 makes a list of it
+CHANGING += [a_generator_that_looks_at_the_loop, with_numbers_of_a_map]
+
+
+@pytest.mark.parametrize("loop", CHANGING)
+def test_a_loop_through_what_changes_meanwhile_is_as_in_eager(loop: Loop) -> None:
     compare(loop, Counting(), seeded(Stack))
 
 

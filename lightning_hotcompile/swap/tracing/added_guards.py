@@ -1,8 +1,8 @@
 """Guards that Dynamo leaves out: on what is in no dict and no object, on orders, and on which object it was.
 
 Compiled code would go on without a key that a later batch has (``batch.pop("labels")`` and then
-``batch.get("mask")``), with the fallback of a ``try`` around a missing key or attribute that a hook has added
-since, through keyword arguments in the order that they had while it was traced, down the one branch of
+``batch.get("mask")``), with the fallback of a ``try`` around a missing key that a hook has added since,
+through keyword arguments in the order that they had while it was traced, down the one branch of
 ``if self.current is self.first``, or through a method that its class has no longer.
 """
 
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import enum
 import functools
-import inspect
 import sys
 import types
 from typing import Any
 
-from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, TypeDictSource, is_from_local_source
 from torch._dynamo.variables import (  # type: ignore[attr-defined]  # SetVariable has moved in torch 2.13
@@ -43,7 +41,6 @@ _PROTOCOL = "torch._dynamo.variables.object_protocol"  # from torch 2.13 on
 _REMOVE, _LOOKS_UP = ("pop", "clear"), ("get", "pop", "setdefault")
 _JOINS = ("__or__", "__ror__", "__ior__")  # torch before 2.13 guards one of the two dicts
 _ABSENT_KEY = "getitem_const_raise_exception_if_absent"
-_GET_ATTRIBUTE = "generic_getattr" if hasattr(UserDefinedObjectVariable, "generic_getattr") else "var_getattr"
 _SOURCE_IN_CLASS = "get_source_by_walking_mro"
 
 _IDENTITY, _SAME = "vt_identity_compare", "make_dupe_guard"
@@ -112,14 +109,6 @@ def overrides() -> list[Override]:
     def looked_up(prior: Any, variable: Any, tx: Any, keys: Any) -> Any:
         prior(variable, tx, keys)
         guard_key(variable, keys[0])
-
-    def absent_attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
-        try:
-            return prior(variable, tx, name)
-        except ObservedAttributeError:
-            if variable.source is not None and not hasattr(variable.value, name):
-                install_guard(_has_attribute(variable.source, name))
-            raise
 
     def guard_compared(left: Any, right: Any) -> None:
         if _is_method(left) and _is_method(right):  # two that are equal are two to Dynamo
@@ -195,7 +184,6 @@ def overrides() -> list[Override]:
         Override(ConstDictVariable, _ABSENT_KEY, absent_key),
         Override(ConstDictVariable, "install_dict_contains_guard", looked_up),
         Override(SetVariable, "install_set_contains_guard", looked_up),
-        Override(UserDefinedObjectVariable, _GET_ATTRIBUTE, absent_attribute),
         Override(UserDefinedObjectVariable, _SOURCE_IN_CLASS, class_method),
     ]
     return [each for each in found if hasattr(each.owner, each.name)]  # torch 2.11 has none for identity
@@ -255,13 +243,6 @@ def _value_of(variable: Any) -> Any:
 def _is_of_torch(kind: type) -> bool:
     """Whether it is a class of torch's, whose methods nobody replaces in mid-run."""
     return kind.__module__.partition(".")[0] == "torch"
-
-
-def _has_attribute(source: Any, name: str) -> Any:
-    """A guard on whether what has this source has an attribute."""
-    if "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
-        return source.make_guard(functools.partial(GuardBuilder.HASATTR, attr=name))
-    return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # before torch 2.13
 
 
 def _without_key(source: Any, key: str) -> Any:

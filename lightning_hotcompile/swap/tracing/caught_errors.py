@@ -12,8 +12,11 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import dis
 import functools
+import itertools
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -24,11 +27,13 @@ from typing import Any
 
 import torch
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables.base import VariableTracker
 
 from lightning_hotcompile.plan.source import parsed
 from lightning_hotcompile.swap.tracing.overrides import Override, as_written, end_graph
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_LOADS = re.compile("LOAD_CONST|LOAD_SMALL_INT|RETURN_CONST")
 _BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
 """What operations raise by what their tensors hold; errors of linear algebra and of memory are such, too.
 
@@ -40,7 +45,7 @@ def overrides() -> list[Override]:
     """The methods of Dynamo's that this file overrides."""
 
     def create_proxy(prior: Any, output: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
-        frame = _catching(output.current_tx) if kind.startswith("call_") else None
+        frame = _catching(output) if kind.startswith("call_") else None
         if frame is not None:
             end_graph(
                 "operation whose errors are caught",
@@ -52,18 +57,55 @@ def overrides() -> list[Override]:
     return [Override(OutputGraph, "create_proxy", create_proxy)]
 
 
-def _catching(translator: Any) -> Any | None:
+def _catching(output: Any) -> Any | None:
     """The translator of the function that would catch an error of the operation that is traced now.
 
-    That is the function with the operation, or one that it was called from; ``None`` if no function would.
+    Or that would raise another one in its place, for the functions that have called this code. That is the
+    function with the operation, or one that it was called from; ``None`` if no function would. Of a generator
+    it is the one that asks it for more, and not the one that has made it.
     """
-    raised = Raised.BY_OPERATION
-    while translator is not None:
-        raised = passed_on(translator.f_code, translator.lineno, translator.f_globals, raised)
-        if raised is Raised.CAUGHT:
+    for translator in reversed(output._current_tx):
+        managers = translator.active_generic_context_managers
+        is_passed = _passed_by(translator) is Raised.BY_OPERATION
+        if not is_passed or any(_goes_on_after(output.side_effects, each) for each in managers):
             return translator
-        translator = getattr(translator, "parent", None)
     return None
+
+
+def _goes_on_after(effects: Any, manager: Any) -> bool:
+    """Whether a context manager of the user's may swallow an error of what is within it."""
+    manager = getattr(manager, "cm_vt", manager)  # torch's own, with another variable around it
+    made, kind = manager.cm_obj, type(manager.cm_obj)
+
+    def known(name: str) -> Any:
+        is_new = effects.has_pending_mutation_of_attr(manager, name)
+        return effects.load_attr(manager, name) if is_new else getattr(made, name, None)
+
+    if issubclass(kind, contextlib.suppress):
+        errors = known("_exceptions")
+        if isinstance(errors, VariableTracker):
+            errors = errors.as_python_constant() if errors.is_python_constant() else (Exception,)
+        return any(map(_is_of_operations, errors))
+    if issubclass(kind, contextlib._GeneratorContextManager):
+        translator = getattr(known("gen"), "inline_tracer", None)
+        return translator is None or _passed_by(translator) is not Raised.BY_OPERATION
+    code = getattr(kind.__exit__, "__code__", None)
+    return code is None or (not code.co_filename.startswith(_TORCH) and _returns_something(code))
+
+
+def _passed_by(translator: Any) -> Raised:
+    return passed_on(translator.f_code, translator.lineno, translator.f_globals)
+
+
+def _returns_something(code: types.CodeType) -> bool:
+    """Whether a function has another outcome than a constant that is false."""
+    instructions = list(dis.get_instructions(code))
+    for before, each in itertools.pairwise(instructions):
+        returned = before if each.opname == "RETURN_VALUE" else each
+        is_the_end = each.opname in ("RETURN_VALUE", "RETURN_CONST")
+        if is_the_end and (not _LOADS.fullmatch(returned.opname) or returned.argval):
+            return True
+    return False
 
 
 class Raised(Enum):

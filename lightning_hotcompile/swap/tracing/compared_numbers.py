@@ -12,11 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._dynamo import utils
-from torch._dynamo.variables import BaseListVariable, BuiltinVariable, ConstantVariable, lists
-from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._dynamo.variables import (
+    BaseListVariable,
+    BuiltinVariable,
+    ConstantVariable,
+    UserDefinedObjectVariable,
+    lists,
+)
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 
 from lightning_hotcompile.swap.tracing.changing_numbers import known
-from lightning_hotcompile.swap.tracing.overrides import Override
+from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _IS = (operator.is_, operator.is_not)
 _CHOOSE: dict[Any, Callable[[Any, Any], Any]] = {max: operator.gt, min: operator.lt}
@@ -27,6 +33,8 @@ def overrides() -> list[Override]:
 
     def contains(prior: Any, items: Any, search: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         items, sought = [item.realize() for item in items], search.realize()
+        if _is_number(sought) and any(map(_may_be_equal, items)):
+            end_graph("search for a number", f"{sought} in {items}", "What is there may be equal to it.")
         if not (_is_number(sought) and any(isinstance(item, SymNodeVariable) for item in items)):
             return prior(items, search, tx, *args, **kwargs)
         are_numbers = (item for item in items if _is_number(item))
@@ -48,6 +56,13 @@ def overrides() -> list[Override]:
 def _holds(tx: Any, comparison: Callable[[Any, Any], Any], *numbers: Any) -> bool:
     outcome = known(tx, BuiltinVariable(comparison).call_function(tx, list(numbers), {}))
     return bool(outcome.as_python_constant())
+
+
+def _may_be_equal(variable: Any) -> bool:
+    """Whether what is no number of Python's may be equal to one: Dynamo does not ask it."""
+    if isinstance(variable, UserDefinedObjectVariable):
+        return type(variable.value).__eq__ is not object.__eq__
+    return isinstance(variable, TensorVariable)
 
 
 def _is_number(variable: Any) -> bool:

@@ -28,6 +28,7 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.base import VariableTracker
 
 from lightning_hotcompile.swap.tracing.number_texts import CONVERSIONS, text_of
+from lightning_hotcompile.swap.tracing.numpy_numbers import NumpyNumber
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _DIVIDES = frozenset(
@@ -55,8 +56,8 @@ def overrides() -> list[Override]:
     """The methods of Dynamo's that this file overrides."""
 
     def method(prior: Any, tensor: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name == "item" and not (args or kwargs) and _is_lost(tx) and _is_a_number(tx, tensor):
-            return _item_of(tx, tensor)
+        if name == "item" and not (args or kwargs) and _is_lost(tx) and is_a_number(tx, tensor):
+            return item_of(tx, tensor)
         return prior(tensor, tx, name, args, kwargs)
 
     def call(prior: Any, function: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -66,8 +67,8 @@ def overrides() -> list[Override]:
             _is_asked(f"{given[0]}[{given[1]}]")
         if any(isinstance(arg.unwrap(), LateNumber) for arg in (*given, *kwargs.values())):
             found = _outcome(function.fn, given, kwargs)
-        elif function.fn is float and len(given) == 1 and _is_lost(tx) and _is_a_number(tx, given[0]):
-            found = LateNumber(float, [_item_of(tx, given[0])], float)
+        elif function.fn is float and len(given) == 1 and _is_lost(tx) and is_a_number(tx, given[0]):
+            found = LateNumber(float, [item_of(tx, given[0])], float)
         return prior(function, tx, args, kwargs) if found is None else found
 
     def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
@@ -136,7 +137,7 @@ def _is_lost(tx: Any) -> bool:
     return not known_at_once and bool(tx.maybe_has_backedge())
 
 
-def _is_a_number(tx: Any, tensor: Any) -> bool:
+def is_a_number(tx: Any, tensor: Any) -> bool:
     """Whether it has one number and is this graph's own: no input, and of no part of it (a checkpoint)."""
     if type(tensor) is not TensorVariable:
         return False
@@ -148,7 +149,7 @@ def _is_a_number(tx: Any, tensor: Any) -> bool:
     return value.numel() == 1 and not value.is_complex() and tx.output.current_tracer is tx.output.root_tracer
 
 
-def _item_of(tx: Any, tensor: Any) -> LateNumber:
+def item_of(tx: Any, tensor: Any) -> LateNumber:
     """Of a copy: the tensor may be changed in place by the time that it is asked for."""
     copy = tensor.call_method(tx, "detach", [], {}).call_method(tx, "clone", [], {})
     dtype = tensor.dtype
@@ -180,7 +181,9 @@ def _is_constant(variable: Any, kind: Any) -> bool:
 
 
 def _is_number(variable: Any) -> bool:
-    return isinstance(variable, LateNumber) or _is_constant(variable, (int, float))
+    """Numbers of numpy's are not: what becomes of them is of another type."""
+    is_pythons = _is_constant(variable, (int, float)) and not isinstance(variable, NumpyNumber)
+    return isinstance(variable, LateNumber) or is_pythons
 
 
 def _kind_of(function: Any, args: Sequence[Any]) -> type | None:

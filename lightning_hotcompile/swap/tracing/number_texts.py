@@ -46,6 +46,8 @@ def overrides() -> list[Override]:
     """
 
     def formatted(prior: Any, tx: Any, spec: Any, flags: int) -> Any:
+        if isinstance(spec, LateText):
+            end_graph("format that has a number in it", str(spec), _LATE)
         number = tx.stack[-1]
         if not isinstance(number, SymNodeVariable):
             return prior(tx, spec, flags)
@@ -85,6 +87,12 @@ class LateText(StringFormatVariable):
 
     sq_contains_impl = sq_contains  # from torch 2.14 on
 
+    def sq_length(self, tx: Any) -> NoReturn:
+        """Called by Dynamo for ``len`` and, from torch 2.13 on, for whether a text is empty."""
+        end_graph("length of a text", str(self), _LATE)
+
+    sq_length_impl = sq_length  # from torch 2.14 on
+
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Called by Dynamo for methods and, before torch 2.13, for ``in``."""
         if name == "__contains__":
@@ -109,6 +117,10 @@ class _Filled(VariableTracker):
     def __init__(self, text: Any, numbers: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.text, self.numbers = text, numbers
+
+    def python_type(self) -> type:
+        """Called by Dynamo."""
+        return str
 
     @property
     def without_numbers(self) -> str | None:
@@ -137,14 +149,16 @@ def _formatted(value: Any, spec: Any, conversion: str = "") -> Any:
         _refuse_computed(value)
         return text_of(value, spec, conversion)
     if isinstance(value, ConstantVariable):
-        return ConstantVariable.create(format(value.value, "" if spec is None else spec.value))
+        return ConstantVariable.create(format(value.as_python_constant(), "" if spec is None else spec.value))
     return None
 
 
 def text_of(number: VariableTracker, spec: Any, conversion: str = "") -> LateText:
     """``format(number, spec)``; the number is one that is known after the graph."""
-    given = f":{spec.value}" if spec is not None and spec.value else ""
-    return LateText("{" + conversion + given + "}", [number], {})
+    written = spec.value if spec is not None else ""
+    if "{" in written or "}" in written:
+        return LateText("{" + conversion + ":{}}", [number, spec], {})
+    return LateText("{" + conversion + (f":{written}" if written else "") + "}", [number], {})
 
 
 def _by_format(value: Any, spec: Any = None) -> Any:
@@ -161,7 +175,8 @@ def _alone(number: Any, *others: Any) -> Any:
 
 def _asked(*values: Any) -> None:
     """What needs the text itself is Python's: to Dynamo it is no other's equal, or has no length."""
-    if any(isinstance(value, LateText) for value in values):
+    is_with_none = any(isinstance(value, ConstantVariable) and value.value is None for value in values)
+    if any(isinstance(value, LateText) for value in values) and not is_with_none:
         end_graph("use of a text", f"{values}", _LATE)
 
 
@@ -255,6 +270,7 @@ _WAYS: dict[Any, Callable[..., Any]] = {
     operator.mul: _repeated,
     operator.mod: _filled,
     **dict.fromkeys((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge), _asked),
+    **dict.fromkeys((operator.is_, operator.is_not), _asked),
     **dict.fromkeys(
         (len, int, float, ord, hash, iter, reversed, enumerate, list, tuple, set, sorted), _asked
     ),

@@ -7,6 +7,7 @@ the methods of Dynamo's that it replaces for that.
 from __future__ import annotations
 
 from lightning_hotcompile.swap.tracing import (
+    absent_attributes,
     added_guards,
     arange_lists,
     arrays_copied,
@@ -46,6 +47,7 @@ from lightning_hotcompile.swap.tracing import (
     recurrent_layers,
     same_data,
     scripted_functions,
+    settled_texts,
     short_loops,
     silent_loggers,
     sparse_tensors,
@@ -89,6 +91,7 @@ _IN_ORDER = (
     compared_numbers,
     filled_diagonals,
     late_items,
+    settled_texts,
     buffer_flags,
     silent_loggers,
     constant_values,
@@ -97,6 +100,7 @@ _IN_ORDER = (
     metric_frames,
     torchs_warnings,
     failing_properties,
+    absent_attributes,
     added_guards,
     fake_gradients,
 )
