@@ -261,6 +261,8 @@ PRIVATE_TORCH = {
     "swap.inductor.local_buffers": {"torch._inductor"},
     "swap.prewarm.rehearsal": {"torch.utils._pytree"},
     "swap.inductor.equal_elements": {"torch._inductor"},
+    # Where Inductor finds the largest element of a pooling.
+    "swap.inductor.pool_indices": {"torch._inductor", "torch.utils._sympy"},
     "swap.inductor.reduction_tiles": {"torch._inductor"},
     # Which modes a comparison must not run under.
     "swap.parity.apart": {"torch.utils._python_dispatch"},

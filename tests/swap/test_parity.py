@@ -75,9 +75,9 @@ class TestCompare:
             (lambda x, w: (F.gelu(x @ w) * 1.05,), "differs from eager by up to"),
             (lambda x, w: (WrongGradient.apply(F.gelu(x @ w)),), "differs from eager by up to"),
             (lambda x, w: (F.gelu(x @ w) / 0,), "differs from eager by up to inf"),
-            (lambda x, w: (F.gelu(x @ w).detach(),), "of other shapes than eager, or more or fewer"),
-            (lambda x, w: (F.gelu(x @ w)[:2],), "of other shapes than eager, or more or fewer"),
-            (lambda x, w: (F.gelu(x @ w), x), "of other shapes than eager, or more or fewer"),
+            (lambda x, w: (F.gelu(x @ w).detach(),), "of other shapes or types than eager, or more or fewer"),
+            (lambda x, w: (F.gelu(x @ w)[:2],), "of other shapes or types than eager, or more or fewer"),
+            (lambda x, w: (F.gelu(x @ w), x), "of other shapes or types than eager, or more or fewer"),
             (lambda x, w: 1 / 0, "compiled code raised ZeroDivisionError"),
         ],
         ids=["forward", "gradient only", "nan", "no gradient", "shape", "one more output", "raises"],
@@ -141,6 +141,22 @@ class TestCompare:
             assert compare(made(1.0), made(1.0 + 1e-6), [gradient], held).agrees
             assert compare(made(1.0), made(wrong), [gradient], held).failed
         assert torch.equal(weight, before)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_an_update_that_leaves_a_few_weights_out_is_found(self, dtype: torch.dtype) -> None:
+        """As code does that has whole vectors only: 15 of 10,000 are 4% of how far all have moved."""
+        weight, gradient = torch.ones(10_000, dtype=dtype), torch.ones(10_000, dtype=dtype)
+
+        def update(left_out: int) -> Callable[..., Any]:
+            def run(gradient: Tensor) -> tuple[()]:
+                n = len(weight) - left_out
+                weight[:n] -= 3e-4 * gradient[:n]
+                return ()
+
+            return run
+
+        assert compare(update(0), update(0), [gradient], [weight]).agrees
+        assert compare(update(0), update(15), [gradient], [weight]).failed
 
     @pytest.mark.parametrize("wrong", [0.0, -1.0, 1.5])
     def test_gradients_far_below_the_largest_are_looked_at(self, wrong: float) -> None:
@@ -223,6 +239,16 @@ class TestCompare:
         given = [torch.tensor([40_000])]  # within 1e-3 of which 40,030 is
         assert compare(lambda x: (x + 0,), lambda x: (x + 0,), given).agrees
         assert compare(lambda x: (x + 0,), lambda x: (x + 30,), given).failed
+
+    @pytest.mark.parametrize("wrong", [torch.bool, torch.int32, torch.float64])
+    def test_numbers_of_another_type_are_wrong(self, wrong: torch.dtype) -> None:
+        """Inductor's ``any`` of a row of ``uint8`` is ``bool``, of which ``~`` is something else."""
+        right = {torch.bool: torch.uint8, torch.int32: torch.int64, torch.float64: torch.float32}[wrong]
+        given = [torch.tensor([0, 1, 1])]
+        assert compare(lambda x: (x.to(right),), lambda x: (x.to(right),), given).agrees
+        parity = compare(lambda x: (x.to(right),), lambda x: (x.to(wrong),), given)
+        assert parity.failed
+        assert "of other shapes or types than eager" in parity.reason
 
     def test_a_mutated_input_counts(self) -> None:
         def adds(x: Tensor, w: Tensor) -> tuple[Tensor]:

@@ -12,6 +12,7 @@ from lightning_hotcompile.swap.inductor.equal_elements import KeepsElements
 from lightning_hotcompile.swap.inductor.kept_dependencies import KeepsDependencies
 from lightning_hotcompile.swap.inductor.local_buffers import KeepsRowsApart
 from lightning_hotcompile.swap.inductor.loop_errors import RaisesAfterLoops
+from lightning_hotcompile.swap.inductor.pool_indices import KeepsPlaces
 from lightning_hotcompile.swap.inductor.probes import ProbesAsNeeded
 from lightning_hotcompile.swap.inductor.reduction_tiles import KeepsResultsOfRows
 from lightning_hotcompile.swap.inductor.scatters import ScattersOnOneThread
@@ -28,6 +29,7 @@ def compiler_ways() -> tuple[AbstractContextManager[object], ...]:
         KeepsElements(),
         KeepsRowsApart(),
         KeepsResultsOfRows(),
+        KeepsPlaces(),
         KeepsLayouts(),
         DropoutMasks(),
         ProbesAsNeeded(),

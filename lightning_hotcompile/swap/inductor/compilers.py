@@ -62,10 +62,10 @@ def _right_caches(graph_module: GraphModule) -> contextlib.AbstractContextManage
 
 
 _SOURCES = vector_masks.SOURCE + dropout_masks.SOURCE
-_WRITTEN = hashlib.sha256(_SOURCES.encode()).hexdigest()[:8] + "-10"
+_WRITTEN = hashlib.sha256(_SOURCES.encode()).hexdigest()[:8] + "-11"
 """How code is written here; to be raised when :mod:`scatters`, :mod:`loop_errors`, :mod:`draws`,
 :mod:`draw_order`, :mod:`kept_dependencies`, :mod:`local_buffers`, :mod:`reduction_tiles`,
-:mod:`equal_elements`, :mod:`conv_gradients` or the rest of :mod:`dropout_masks` changes.
+:mod:`equal_elements`, :mod:`conv_gradients`, :mod:`pool_indices` or the rest of :mod:`dropout_masks` changes.
 """
 
 

@@ -19,6 +19,7 @@ from lightning_hotcompile.swap.parity.difference import (
     has_zero_gradients,
     largest_difference,
     out_of_proportion,
+    same_dtypes,
     same_kinds,
 )
 from lightning_hotcompile.swap.parity.masks import run_with_masks
@@ -175,7 +176,8 @@ class _Comparison:
             except Exception as error:
                 _log.debug("compiled code raised", exc_info=True)
                 raise _Raised(f"compiled code raised {type(error).__name__}: {error}") from error
-            difference, kinds = largest_difference(first, result), same_kinds(first, result)
+            difference = largest_difference(first, result)
+            kinds = same_kinds(first, result) and same_dtypes(first, result)
             agrees = kinds and all_agree(first, result, lambda: self._reference(first, eager))
             if kinds and not agrees and self._draws_as_eager:
                 wide = run_with_masks(self._trial, eager, _SEEDS[0], first)

@@ -90,6 +90,11 @@ def same_kinds(a: Run, b: Run) -> bool:
     )
 
 
+def same_dtypes(a: Run, b: Run) -> bool:
+    """Whether their numbers are of the same types: ``~`` of ``uint8`` is not that of ``bool``."""
+    return all(x.dtype is y.dtype for x, y in pairs(a, b) if x is not None and y is not None)
+
+
 def largest_difference(a: Run, b: Run) -> float:
     """Largest absolute difference; infinite where one has NaN and the other has not."""
     return max((_gap(x, y) for x, y in pairs(a, b) if x is not None and y is not None), default=0.0)

@@ -23,7 +23,7 @@ class Strict:
     """The largest difference as a share of the tensor that it is in; 0 where that decides nothing."""
 
     kinds: bool
-    """Whether there are as many outputs and gradients as in eager, of the same shapes."""
+    """Whether there are as many outputs and gradients as in eager, of the same shapes and types."""
 
     agrees: bool
     uncertain: bool
@@ -44,7 +44,7 @@ class Strict:
     def why_not(self) -> str:
         """Why it does not agree, in words."""
         if not self.kinds:
-            return "has outputs or gradients of other shapes than eager, or more or fewer of them"
+            return "has outputs or gradients of other shapes or types than eager, or more or fewer of them"
         share = f", {self.share:.0%} of a tensor's size" if math.isfinite(self.share) and self.share else ""
         return f"differs from eager by up to {self.difference:.3g}{share}"
 
