@@ -228,7 +228,7 @@ def test_a_child_that_is_killed_is_a_reason(tmp_path: Path, whom: str) -> None:
         members = until(lambda: len(group(child.pid)) == 3 and group(child.pid))
         os.kill(child.pid if whom == "watcher" else sorted(set(members) - {child.pid})[0], signal.SIGKILL)
         status = settled(child)
-        assert status.state == "failed"
+        assert status.state == "crashed"
         assert "SIGKILL" in str(status.reason)
         until(lambda: not group(child.pid))
     assert list(tmp_path.iterdir()) == []

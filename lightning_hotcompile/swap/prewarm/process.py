@@ -20,8 +20,11 @@ from lightning_hotcompile.swap.prewarm import child, leftovers
 
 _ROOT = Path(__file__).parents[3]
 
-CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-"""How code ends its process: nobody sends these."""
+CRASHES = frozenset(["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL"])
+"""How code ends its process, and the system one for which there is no memory: it may do so to the training.
+
+By their names: Windows does not know all of them.
+"""
 
 
 class ChildProcess:
@@ -90,9 +93,10 @@ class ChildProcess:
 
     @property
     def has_crashed(self) -> bool:
-        """Whether the process has ended, by its own code."""
+        """Whether the process has ended, by its own code or for want of memory."""
         status = self._process.poll()
-        return status is not None and _signal_of(status) in CRASHES
+        found = None if status is None else _signal_of(status)
+        return found is not None and found.name in CRASHES
 
     def last_words(self) -> str:
         """The last line that the process has written, after a colon."""
