@@ -12,8 +12,8 @@ import pkgutil
 import signal
 import sys
 
-import filelock, hydra, jinja2, lightning.pytorch, matplotlib.pyplot, pandas, platformdirs, typer, typer.testing
-import torch._dynamo, torch._inductor.compile_fx
+import filelock, hydra, jinja2, lightning.pytorch, matplotlib.pyplot, pandas, platformdirs, typer
+import torch._dynamo, torch._inductor.compile_fx, typer.testing
 import lightning.pytorch.trainer.connectors.signal_connector as connector
 
 OF_POSIX = {

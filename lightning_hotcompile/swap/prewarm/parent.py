@@ -53,8 +53,8 @@ class Status:
     """Where the child stands.
 
     ``state`` is ``running``, ``done`` (all that was handed over is compiled; the child may be waiting for
-    more), ``failed`` with the reason, or ``crashed``: ended by a fault of the compiler or of its code, or by the
-    system for want of memory.
+    more), ``failed`` with the reason, or ``crashed``: ended by a fault of the compiler or of its code, or
+    by the system for want of memory.
     ``seconds`` is the wall time since the start, until the child had done its work or was gone.
     """
 
