@@ -594,6 +594,7 @@ def copied_in_the_step(h: Holder, x: Tensor) -> Tensor:
     return x * plan.factors[0] + x * h.settings.factors[0]
 
 
+@NO_PLACE
 def test_what_a_step_copies_is_copied_in_the_graph() -> None:
     """``deepcopy`` asks whether what it has found is the very list that stands for nothing."""
     holder = Holder()
@@ -608,6 +609,7 @@ def by_which_list_it_is(h: OneOfTwo, x: Tensor) -> Tensor:
     return x.sin() * 2 if h.current is SHARED_LIST else x.sin() * 3
 
 
+@NO_PLACE
 def test_a_list_of_pythons_that_a_module_holds_too_is_told_from_one_that_is_equal() -> None:
     call = in_compiled_code(by_which_list_it_is, lambda graph, _: graph.forward)
     holder, x = OneOfTwo(list), torch.ones(2)
