@@ -88,7 +88,7 @@ class Ahead:
         self.prewarm.begin()
 
     def why_crashed(self) -> str | None:
-        """What has ended the child process, if that was the compiler's code or its own; ``None`` else."""
+        """What has ended the child process, if that may end the training as well; ``None`` else."""
         crash = self.prewarm.crash if self.prewarm is not None and self.prewarm.is_over() else None
         return None if crash is None else f"{crash}; it compiles the step and runs it once"
 
