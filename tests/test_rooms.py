@@ -177,6 +177,7 @@ PRIVATE_TORCH = {
     "swap.tracing.masked_values": {"torch._dynamo"},
     "swap.tracing.constant_values": {"_version", "torch._dynamo", "torch.utils._python_dispatch"},
     "swap.tracing.copied_objects": {"torch._dynamo"},
+    "swap.tracing.stored_dicts": {"torch._dynamo"},
     "swap.tracing.short_loops": {"_iter", "torch._dynamo"},
     "swap.tracing.sparse_tensors": {"_base", "_is_view", "torch._dynamo"},
     "swap.tracing.torchs_layers": {"torch._dynamo"},

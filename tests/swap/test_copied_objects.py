@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
-from lightning_hotcompile.swap.dynamo import TORCH, compiling_allowed
+from lightning_hotcompile.swap.dynamo import compiling_allowed
 
 CALLS = 4
 
@@ -139,8 +139,6 @@ MAKE = [
 def test_a_copy_is_the_one_that_python_makes(
     make: Callable[[], Any], function: Callable[[Holder, Tensor], Tensor]
 ) -> None:
-    if TORCH < (2, 13) and function is deep and isinstance(make(), (OrderedDict, defaultdict)):
-        pytest.xfail("of a dict that Dynamo puts into an attribute it writes the new items only")
     compiled = CompiledFunction(function, lambda graph, _: graph.forward, dynamic=None, fullgraph=False)
     ours, eager, x = Holder(make()), Holder(make()), torch.ones(2)
     with compiling_allowed(suppress_errors=True):

@@ -51,6 +51,7 @@ from lightning_hotcompile.swap.tracing import (
     short_loops,
     silent_loggers,
     sparse_tensors,
+    stored_dicts,
     torchs_layers,
     torchs_warnings,
 )
@@ -70,6 +71,7 @@ _IN_ORDER = (
     scripted_functions,
     recurrent_layers,
     sparse_tensors,
+    stored_dicts,
     short_loops,
     lists_in_tuples,
     growing,
