@@ -114,23 +114,24 @@ class NoFactor(ValueError):
     """Of the user's own."""
 
 
+def factor(matrix: Tensor) -> Tensor:
+    try:
+        return torch.linalg.cholesky(matrix)
+    except RuntimeError as error:
+        raise NoFactor("negative") from error
+
+
 class Renames(Falls):
     """The error comes to the handler under another name, from a function below."""
 
     def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
         try:
-            loss = loss + self.factor(matrix).sum()
+            loss = loss + factor(matrix).sum()
         except NoFactor:
             self.ways.append("other")
         else:
             self.ways.append("usual")
         return loss
-
-    def factor(self, matrix: Tensor) -> Tensor:
-        try:
-            return torch.linalg.cholesky(matrix)
-        except RuntimeError as error:
-            raise NoFactor("negative") from error
 
 
 class Looks(Falls):
@@ -215,17 +216,11 @@ class Translated(Counts):
     def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
         torch._dynamo.graph_break()
         try:
-            loss = loss + self.factor(matrix).sum()
+            loss = loss + factor(matrix).sum()
         except NoFactor:
             return loss
         self.usual += 1
         return loss
-
-    def factor(self, matrix: Tensor) -> Tensor:
-        try:
-            return torch.linalg.cholesky(matrix)
-        except RuntimeError as error:
-            raise NoFactor("negative") from error
 
 
 @pytest.mark.parametrize("model_class", [Counts, CountsUnderSuppress, AsksAGenerator, Translated])

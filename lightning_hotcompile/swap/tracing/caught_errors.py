@@ -97,6 +97,7 @@ def _passed_by(translator: Any) -> Raised:
     return passed_on(translator.f_code, translator.lineno, translator.f_globals)
 
 
+@functools.lru_cache(maxsize=256)  # asked at each operation within
 def _returns_something(code: types.CodeType) -> bool:
     """Whether a function has another outcome than a constant that is false."""
     instructions = list(dis.get_instructions(code))
