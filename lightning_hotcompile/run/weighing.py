@@ -132,11 +132,13 @@ class Weighing:
         How far training falls behind meanwhile is assumed before it begins, and seen then: the child has a
         core of its own, but not the memory and the caches.
         """
-        step_s, prewarm = self._ledger.eager_step_s, self._flip.ahead.prewarm
-        beside_s, self._looks = self._ledger.beside_child_s, self._looks + 1
-        if not self._config.cost_gate or step_s is None or beside_s is None or self._looks % _ASKED_EVERY:
+        self._looks += 1
+        if not self._config.cost_gate or self._looks % _ASKED_EVERY:
             return None
-        left = self._left(step_s)
+        step_s, beside_s = self._ledger.eager_step_s, self._ledger.beside_child_s
+        if step_s is None or beside_s is None:
+            return None
+        left, prewarm = self._left(step_s), self._flip.ahead.prewarm
         if left is None or prewarm is None or not prewarm.is_slowing:
             return None
         elapsed_s, ops = prewarm.elapsed_s, self._watch.op_statistics
