@@ -65,15 +65,20 @@ class Track:
     is_hopeless: bool = False
     """Whether it was declined since all that was left of the run was too short for anything."""
 
+    asked_again_at: int = 0
+    """Its step before which it is not asked again whether compiling pays."""
+
     is_unknown: bool = False
     """Whether no earlier run knows this signature, as far as it was asked."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing can happen before its next step: it is not hot, and nothing is asked about it."""
-        if not self.is_unknown or self.hot or self.steps == SOON:
+        """Whether nothing can happen before its next step: nothing is asked about it yet, or now."""
+        if self.state.phase is not Phase.OBSERVING:
             return False
-        return self.state.phase is Phase.OBSERVING
+        if self.hot:
+            return self.steps < self.asked_again_at
+        return self.is_unknown and self.steps != SOON
 
     @property
     def is_known_soon(self) -> bool:

@@ -8,12 +8,6 @@ from dataclasses import dataclass, replace
 from lightning_hotcompile.plan.prior import PRIOR, OpStatistics
 from lightning_hotcompile.plan.scopes import Region
 
-GAIN_OF_ONE_MORE = 1.05
-"""Assumed gain of another scope over the one by rule, where it has any (4 to 12% in the suite ``scopes``)."""
-
-GAIN_OVER_KERNEL = 1.01
-"""The same of a compiled optimizer over torch's fused kernel (up to 2% by hand in suite ``steady``)."""
-
 CHEAP = 0.01
 """Share of the time that is left which may be spent to find out, whatever the expected gain.
 
@@ -29,6 +23,9 @@ LENT = 0.2
 LENT_UNASKED = 0.05
 """The same of a first run: nobody knows whether there will be others."""
 
+MOST_UNASKED = 64
+"""Steps after which a run of unknown length asks again at the latest."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
@@ -37,6 +34,9 @@ class Decision:
     go: bool
     reason: str
     wait: bool = False
+    again_in: int = 0
+    """Steps of this kind after which to ask again, where it waits."""
+
     inline: bool = False
     expected_cost_s: float | None = None
     expected_saving_s: float | None = None
@@ -233,38 +233,6 @@ def forgone_s(eager_s: float, expected: Expectation) -> float:
     return max(0.0, eager_s * (1 - 1 / expected.speedup) - WARM_SHARE * expected.compile_s - expected.start_s)
 
 
-def worth_one_more(
-    *,
-    plan: str,
-    remaining_steps: int | None,
-    step_s: float,
-    cost_s: float,
-    spent_s: float,
-    gain: float = GAIN_OF_ONE_MORE,
-) -> Decision:
-    """Whether one more plan is tried in a run that has one already, or has none that helped.
-
-    It is taken to gain little. In a run of unknown length as much as it has taken so far is taken to be left.
-
-    Args:
-        plan: its name.
-        remaining_steps: steps that are left, ``None`` if unknown.
-        step_s: seconds of a step as it is now.
-        cost_s: seconds that compiling the plan takes.
-        spent_s: seconds that this run has spent in steps so far.
-        gain: that it is taken to have over the present step.
-    """
-    left_s = spent_s if remaining_steps is None else remaining_steps * step_s
-    saving = left_s * (1 - 1 / gain)
-    facts = (
-        f"scope {plan} costs about {cost_s:.0f} s to compile, and if it gains "
-        f"{100 * (gain - 1):.0f}% it saves {saving:.0f} s in what is left"
-    )
-    go = saving > cost_s
-    words = "one more plan is tried" if go else "no other plan is tried"
-    return Decision(go=go, reason=f"{words}: {facts}", expected_cost_s=cost_s, expected_saving_s=saving)
-
-
 def _of_unknown_length(step_s: float, spent_s: float, expected: Expectation) -> Decision:
     cost, steps = expected.cost_s, "steps" if expected.share == 1 else "steps of this kind"
     facts = (
@@ -273,7 +241,9 @@ def _of_unknown_length(step_s: float, spent_s: float, expected: Expectation) -> 
     )
     go = spent_s >= cost
     words = "worth the risk" if go else "waits until it has spent as much"
-    return Decision(go=go, wait=not go, reason=f"{words}: {facts}", expected_cost_s=cost)
+    half = 0 if go else (cost - spent_s) / max(step_s, 1e-9) / 2  # steps may take longer from now on
+    again_in = int(min(MOST_UNASKED, half))
+    return Decision(go=go, wait=not go, again_in=again_in, reason=f"{words}: {facts}", expected_cost_s=cost)
 
 
 def _ms(seconds: float) -> str:

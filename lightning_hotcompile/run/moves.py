@@ -48,6 +48,8 @@ class Moves:
         transition = advance(track.state, facts)
         if track.phase is Phase.OBSERVING and not facts.hot:
             track.is_unknown = self._memory.of(track.signature) is None
+        if facts.decision is not None:
+            track.asked_again_at = track.steps + facts.decision.again_in
         if facts.ratio is not None:
             track.looks += 1
         self._perform(track, transition, facts)

@@ -9,8 +9,6 @@ from statistics import median
 from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S, assumed_compile_s
 from lightning_hotcompile.plan.forecast import (
-    GAIN_OF_ONE_MORE,
-    GAIN_OVER_KERNEL,
     WARM_SHARE,
     Child,
     Decision,
@@ -19,8 +17,8 @@ from lightning_hotcompile.plan.forecast import (
     forecast,
     forgone_s,
     too_short,
-    worth_one_more,
 )
+from lightning_hotcompile.plan.one_more import GAIN_OF_ONE_MORE, GAIN_OVER_KERNEL, worth_one_more
 from lightning_hotcompile.plan.planner import CompilePlan
 from lightning_hotcompile.run.flip import Flip
 from lightning_hotcompile.run.stage_context import StageContext

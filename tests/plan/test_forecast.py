@@ -10,7 +10,7 @@ import pytest
 
 from lightning_hotcompile.plan.forecast import (
     CHEAP,
-    GAIN_OF_ONE_MORE,
+    MOST_UNASKED,
     WARM_SHARE,
     Child,
     Decision,
@@ -19,8 +19,8 @@ from lightning_hotcompile.plan.forecast import (
     forecast,
     forgone_s,
     too_short,
-    worth_one_more,
 )
+from lightning_hotcompile.plan.one_more import GAIN_OF_ONE_MORE, worth_one_more
 from lightning_hotcompile.plan.prior import PRIOR, OpStatistics
 from lightning_hotcompile.plan.scopes import Region
 
@@ -319,6 +319,16 @@ def test_the_regret_of_an_unknown_length_is_bounded() -> None:
             ran += step_s / speedup if compiled else step_s
         best = min(steps * step_s, price + steps * step_s / speedup)
         assert ran <= best + price + 1e-6
+
+
+def test_who_waits_asks_again_halfway_and_after_some_steps_at_the_latest() -> None:
+    """Asking takes longer than a short step may; a long one must not keep the answer back."""
+    for spent_s, step_s, again_in in [(0.0, 0.001, MOST_UNASKED), (0.0, 1.0, 11), (21.0, 0.05, 10)]:
+        decision = forecast(remaining_steps=None, step_s=step_s, expected=expect(22.0, SOME), spent_s=spent_s)
+        assert (decision.wait, decision.again_in) == (True, again_in)
+    for now in ({"spent_s": 30.0, "remaining_steps": None}, {"remaining_steps": 10}, {"step_s": None}):
+        given = {"remaining_steps": None, "step_s": 0.05, "expected": expect(22.0, SOME), **now}
+        assert forecast(**given).again_in == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("remaining", [None, 5])

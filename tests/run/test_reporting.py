@@ -208,5 +208,8 @@ def test_a_run_that_waits_though_its_step_is_hot_says_for_what(monkeypatch: pyte
 class Stops(pl.Callback):
     """Ends a training of unknown length."""
 
+    def __init__(self, after: int = 20) -> None:
+        self.after = after
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        trainer.should_stop = trainer.global_step >= 20
+        trainer.should_stop = trainer.global_step >= self.after

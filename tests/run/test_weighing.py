@@ -9,8 +9,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_hotcompile.config import HotCompileConfig
+from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.compile_cost import START_ON_ACCELERATOR_S
-from lightning_hotcompile.plan.forecast import Decision, Expectation
+from lightning_hotcompile.plan.forecast import MOST_UNASKED, Decision, Expectation
 from lightning_hotcompile.run import weighing
 from lightning_hotcompile.run.weighing import Weighing
 from lightning_hotcompile.store.profiles import Profile
@@ -18,7 +19,8 @@ from lightning_hotcompile.tracks import Track
 from lightning_hotcompile.watch.signature import StepSignature
 from lightning_hotcompile.watch.step_record import PairedUnits
 from tests.hot import hot
-from tests.models import Batches, Net, fit, seeded
+from tests.models import Batches, Net, Small, fit, seeded
+from tests.run.test_reporting import Stops
 from tests.store.examples import profile, unmeasured
 
 
@@ -251,3 +253,20 @@ class TestStepsOfAKnownPlan:
         self, known: Profile | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert "2,000 steps of 10.5 ms are left" in self.decide(2000, known, monkeypatch).reason
+
+
+def test_a_run_that_waits_is_not_asked_before_each_step_whether_it_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_cost, "BASE_COMPILE_S", 1e6)
+    asked = []
+    forecast = Weighing.forecast
+
+    def counted(weighing: Weighing, track: Track) -> Decision:
+        asked.append(track.steps)
+        return forecast(weighing, track)
+
+    monkeypatch.setattr(Weighing, "forecast", counted)
+    fit(seeded(Small), [Stops(150), hot(cost_gate=True, on_error="raise")], max_epochs=-1)
+    assert asked == list(range(asked[0], 150, MOST_UNASKED))
+    assert len(asked) == 3
