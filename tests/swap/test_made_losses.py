@@ -36,6 +36,24 @@ def lives_on_after_a_break(kept: Kept, x: Tensor) -> Tensor:
     return loss(x, TARGET) * loss.weight.sum()
 
 
+class Matching(nn.Module):
+    """A loss that is made of another module, as for detection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matcher = nn.Softmax(1)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.matcher(x), target)
+
+
+def has_a_part(kept: Kept, x: Tensor) -> Tensor:
+    loss = Matching()
+    x = x.sin()
+    torch._dynamo.graph_break()
+    return loss.to(x.device)(x, TARGET)
+
+
 def is_kept(kept: Kept, x: Tensor) -> Tensor:
     kept.loss = nn.CrossEntropyLoss(ignore_index=7).to(x.device).eval()
     kept.found = kept.loss.ignore_index, kept.loss.training
@@ -65,7 +83,14 @@ def is_changed(kept: Kept, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("function", "pieces"),
-    [(is_called, 1), (lives_on_after_a_break, 2), (is_kept, 1), (is_asked_what_it_is, 1), (is_changed, 1)],
+    [
+        (is_called, 1),
+        (lives_on_after_a_break, 2),
+        (has_a_part, 2),
+        (is_kept, 1),
+        (is_asked_what_it_is, 1),
+        (is_changed, 1),
+    ],
 )
 def test_one_is_as_in_eager(function: Callable[[Kept, Tensor], Tensor], pieces: int) -> None:
     backend = Counting()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from typing import Any
 
 from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, TypeSource
 from torch._dynamo.variables import UserDefinedObjectVariable
 from torch.nn import Module
 
@@ -30,7 +31,7 @@ def overrides() -> list[Override]:
     def attribute(prior: Any, variable: Any, tx: Any, name: str) -> Any:
         is_absent = variable.source is not None and not _is_found(variable.value, name)
         if is_absent and _has_own_lookup(type(variable.value)):
-            _guard_absent(variable.source, name)
+            _guard_absent(variable.source, variable.value, name)
             is_absent = False
         try:
             return prior(variable, tx, name)
@@ -50,15 +51,24 @@ def _is_found(value: Any, name: str) -> bool:
 
 
 def _has_own_lookup(kind: type) -> bool:
-    ways = getattr(kind, "__getattribute__", None), getattr(kind, "__getattr__", None)
-    return ways not in ((object.__getattribute__, None), (object.__getattribute__, Module.__getattr__))
+    """Whether a function of the user's is asked; a dict and others of Python's have a slot of their own."""
+    is_pythons = isinstance(getattr(kind, "__getattribute__", None), types.WrapperDescriptorType)
+    return not is_pythons or getattr(kind, "__getattr__", None) not in (None, Module.__getattr__)
 
 
-def _guard_absent(source: Any, name: str) -> None:
+def _guard_absent(source: Any, value: Any, name: str) -> None:
     guarded = vars(traced_now().output).setdefault(_ABSENT, set())
-    if (source.name, name) not in guarded:  # it may be read in each pass of a loop
-        guarded.add((source.name, name))
-        add_guard(source, lambda value: not _is_found(value, name), f"no {name} in {source.name}")
+    if (source.name, name) in guarded:  # it may be read in each pass of a loop
+        return
+    guarded.add((source.name, name))
+    words = f"no {name} in {source.name}"
+    if not isinstance(value, dict):
+        add_guard(source, lambda value: not _is_found(value, name), words)
+        return
+    # Of a dict Dynamo guards keys and items by a manager that takes no question, so both places are asked.
+    add_guard(TypeSource(source), lambda kind: not any(name in vars(each) for each in kind.__mro__), words)
+    if type(value).__dictoffset__:
+        add_guard(AttrSource(source, "__dict__"), lambda attributes: name not in attributes, words)
 
 
 def _has_attribute(source: Any, name: str) -> Any:

@@ -206,6 +206,8 @@ def _other_name(variable: Any) -> Any:
 
 
 def _is_forgotten(variable: Any, key: Any) -> bool:
+    if variable.source is None and not variable.items:
+        return False  # made in the step, and nothing is in it yet: no object is, whichever it is
     is_one = isinstance(key, _KEYS) or _is_parameter(key)
     return is_one and not _has_own_hash(key) and key not in variable
 
