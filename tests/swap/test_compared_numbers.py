@@ -1,4 +1,4 @@
-"""Numbers that vary, looked for in a list, told apart and chosen: as in eager."""
+"""Numbers that vary, looked for in a list, told apart and chosen, and losses that are chosen: as in eager."""
 
 from __future__ import annotations
 
@@ -106,6 +106,57 @@ def test_it_is_as_in_eager(function: Callable[[Holds, Tensor], Tensor], dynamic:
             torch.testing.assert_close(compiled.compile(ours, x), function(plain, x))
             assert repr(ours.found) == repr(plain.found)
     assert backend.runs
+
+
+class Losses:
+    """Two of them, each of a weight of its own; the root of the second one may be that of nothing."""
+
+    def __init__(self) -> None:
+        self.a, self.b = torch.tensor(1.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+
+    def of(self, x: Tensor) -> list[Tensor]:
+        return [self.a * x.sum(), (self.b * x[1]).sqrt()]
+
+
+def takes_the_worst(two: Losses, x: Tensor) -> Tensor:
+    return max(two.of(x)) * 2
+
+
+def takes_the_better(two: Losses, x: Tensor) -> Tensor:
+    return x.sum() - min(*two.of(x))
+
+
+def has_a_margin(two: Losses, x: Tensor) -> Tensor:
+    first, second = two.of(x)
+    return first.square() + max(0, second)
+
+
+def has_one_of_the_same(two: Losses, x: Tensor) -> Tensor:
+    first, _ = two.of(x)
+    return min(first, 1.0) + max(first, 2 * first - 1)
+
+
+@pytest.mark.parametrize("function", [takes_the_worst, takes_the_better, has_a_margin, has_one_of_the_same])
+def test_a_loss_that_is_not_chosen_has_no_gradient(function: Callable[[Losses, Tensor], Tensor]) -> None:
+    """Zeros let an optimizer go on with weight decay and momentum, and 0 times an infinite one is NaN."""
+    backend = Counting()
+    compiled = CompiledFunction(function, backend, dynamic=None, fullgraph=False)
+    with compiling_allowed(suppress_errors=False):
+        for x in ([1.0, 0.0], [0.5, 4.0], [-3.0, 2.5], [3.0, 1.0]):
+            plain, ours = Losses(), Losses()
+            expected, found = function(plain, torch.tensor(x)), compiled.compile(ours, torch.tensor(x))
+            torch.testing.assert_close(found, expected)
+            expected.backward()
+            found.backward()
+            assert repr((ours.a.grad, ours.b.grad)) == repr((plain.a.grad, plain.b.grad))
+    assert backend.runs
+
+
+def test_the_largest_of_tensors_without_gradients_is_in_the_graph() -> None:
+    compiled = CompiledFunction(takes_the_worst, Counting(), dynamic=None, fullgraph=True)
+    with compiling_allowed(suppress_errors=False), torch.no_grad():
+        x = torch.tensor([1.0, 4.0])
+        torch.testing.assert_close(compiled.compile(Losses(), x), takes_the_worst(Losses(), x))
 
 
 def test_what_is_no_number_is_asked_whether_it_is_equal() -> None:

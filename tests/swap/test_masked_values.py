@@ -88,6 +88,16 @@ class Constant(Token):
         return x
 
 
+class ByNumber(Token):
+    """No mask: a row by its number, which is no sequence, and by two."""
+
+    def masked(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        x[0] = self.token
+        x[1, :4] = 2 * self.token[:4]
+        return x
+
+
 def trained(kind: type[Token], **options: Any) -> Any:
     plain, model = seeded(kind), seeded(kind)
     fit(plain)
@@ -98,7 +108,7 @@ def trained(kind: type[Token], **options: Any) -> Any:
     return callback.report
 
 
-@pytest.mark.parametrize("kind", [Token, OfHidden, OneNumber, Constant])
+@pytest.mark.parametrize("kind", [Token, OfHidden, OneNumber, Constant, ByNumber])
 def test_one_value_for_all_places_is_in_the_graph(kind: type[Token]) -> None:
     report = trained(kind)
     assert report.graph_breaks == 0

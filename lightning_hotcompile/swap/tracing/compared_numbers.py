@@ -3,6 +3,9 @@
 Dynamo looks for a constant among the constants of a list only, so ``5 in self.steps`` is false where
 those vary (torch before 2.14), and so is ``4 in x.shape`` with a batch of any size. What a comparison
 of sizes has found is not ``True`` to it. And the largest of whole numbers and floats is a float.
+
+Of two losses ``max`` returns one, and the other has no gradient. Dynamo makes that ``torch.maximum`` or a
+``clamp``, by which the other one has zeros, and each of two that are equal has a half.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch._dynamo import utils
 from torch._dynamo.variables import (
     BaseListVariable,
@@ -22,6 +26,7 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 
 from lightning_hotcompile.swap.tracing.changing_numbers import known
+from lightning_hotcompile.swap.tracing.masked_values import has_gradient
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
 
 _IS = (operator.is_, operator.is_not)
@@ -47,9 +52,20 @@ def overrides() -> list[Override]:
             return _chosen(tx, _CHOOSE[function.fn], numbers)
         return prior(function, tx, args, kwargs)
 
+    def choose(prior: Any, function: Any, tx: Any, *two: Any) -> Any:
+        if torch.is_grad_enabled() and any(one is not None and has_gradient(one) for one in two):
+            end_graph(
+                f"{function.fn.__name__} of tensors with gradients",
+                str(two),
+                "Python returns one of them, and the other one has no gradient.",
+                "Call torch.maximum, torch.minimum or clamp instead.",
+            )
+        return prior(function, tx, *two)
+
     return [
         *(Override(owner, "iter_contains", contains) for owner in (utils, lists)),
         Override(BuiltinVariable, "call_function", call),
+        Override(BuiltinVariable, "_call_min_max_binary", choose),
     ]
 
 

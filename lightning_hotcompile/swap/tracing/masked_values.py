@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables import BaseListVariable, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 
 from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
@@ -27,7 +27,7 @@ def overrides() -> list[Override]:
     """
 
     def set_item(prior: Any, variable: Any, tx: Any, key: Any, value: Any) -> Any:
-        if not (torch.is_grad_enabled() and _has_gradient(value) and _has_mask(key)):
+        if not (torch.is_grad_enabled() and has_gradient(value) and _has_mask(key)):
             return prior(variable, tx, key, value)
         into, mask, new = map(_example, (variable, key, value))
         if type(variable) is not TensorVariable or mask is None or not _is_same_everywhere(into, mask, new):
@@ -52,14 +52,15 @@ def _example(variable: Any) -> Tensor | None:
     return example
 
 
-def _has_gradient(variable: Any) -> bool:
+def has_gradient(variable: Any) -> bool:
+    """Whether it is a tensor that a backward would come to."""
     found = _example(variable)
     return found is not None and found.requires_grad
 
 
 def _has_mask(key: Any) -> bool:
     key = key.realize()
-    parts = key.items if hasattr(key, "items") and isinstance(key.items, (list, tuple)) else [key]
+    parts = key.items if isinstance(key, BaseListVariable) else [key]
     return any((found := _example(part)) is not None and found.dtype is torch.bool for part in parts)
 
 
