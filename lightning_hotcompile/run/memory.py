@@ -269,6 +269,9 @@ def _judged_anew(known: Profile | None, min_speedup: float) -> Profile | None:
         return known
     if not is_slow:
         return replace(known, verdict="good")
+    if known.speedup_high is not None and known.speedup_high >= min_speedup:
+        # timed for long enough to keep it then, and not to say no now
+        return replace(known, verdict="unknown", speedup=None, speedup_low=None, speedup_high=None, pairs=0)
     return replace(known, verdict="bad", reason=f"{known.reason}{TOO_SLOW}{min_speedup:g}")
 
 

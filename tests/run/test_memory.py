@@ -616,6 +616,19 @@ def test_a_verdict_is_by_the_speed_up_that_is_asked_for_now(
         assert f"below min_speedup={now if then == 0 else then:g}" in callback.report.reason
 
 
+@pytest.mark.parametrize(("high", "verdict"), [(6.1, "unknown"), (0.9, "bad")])
+def test_a_few_pairs_that_were_enough_for_another_min_speedup_are_no_reason_against_this_one(
+    high: float, verdict: str
+) -> None:
+    """With ``min_speedup=0`` ten pairs are enough, be it on a machine that others use as well."""
+    known = examples.profile(speedup=0.51, speedup_low=0.16, speedup_high=high, pairs=10)
+    found = memory._judged_anew(known, 1.02)
+    assert found is not None
+    assert found.verdict == verdict
+    assert found.speedup == (None if verdict == "unknown" else 0.51)
+    assert memory._judged_anew(known, 0.0) is known
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_why_no_compiled_code_is_kept_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
