@@ -151,6 +151,7 @@ PRIVATE_TORCH = {
     "swap.tracing.moving_texts": {"torch._dynamo"},
     "swap.tracing.settled_texts": {"torch._dynamo"},
     "swap.tracing.absent_attributes": {"torch._dynamo"},
+    "swap.tracing.dict_attributes": {"torch._dynamo"},
     # Whether its profiler is at work.
     "capture.callback": {"_C", "_autograd", "_profiler_enabled"},
     # What it is called with while it is traced.
