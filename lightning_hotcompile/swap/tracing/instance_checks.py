@@ -39,7 +39,7 @@ def overrides() -> list[Override]:
                 end_graph(
                     "isinstance that a class answers itself",
                     str(kind),
-                    f"the metaclass of {kind.__name__} has an __instancecheck__ of its own, which Python asks",
+                    f"the metaclass of {kind.__name__} has an __instancecheck__ of its own",
                 )
         return prior(builtin, tx, args, kwargs)
 
