@@ -154,7 +154,7 @@ def _flipping(state: State, facts: Facts) -> Transition:
         return _revert(state, facts)
     if facts.compiled_steps < 1:
         return Transition(state)
-    return Transition(_to(state, Phase.SETTLING, "compiled code ran; now it is timed against eager steps"))
+    return Transition(_to(state, Phase.SETTLING, "compiled code ran and is timed against eager steps"))
 
 
 def _settling(state: State, facts: Facts) -> Transition:

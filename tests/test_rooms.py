@@ -186,6 +186,8 @@ PRIVATE_TORCH = {
     "swap.tracing.torchs_warnings": {"torch._dynamo"},
     "swap.tracing.late_items": {"torch._dynamo"},
     "swap.tracing.made_losses": {"torch._dynamo"},
+    "swap.tracing.instance_checks": {"torch._dynamo"},
+    "swap.tracing.old_variables": {"torch._dynamo"},
     "swap.tracing.filled_diagonals": {"torch._dynamo"},
     "swap.tracing.same_data": {"torch._dynamo", "_cdata"},
     # What it knows of numbers in a tensor.

@@ -133,6 +133,9 @@ class Report:
     steps: int
     """Batches seen."""
 
+    ended: bool = False
+    """Whether the run is over: no verdict comes any more where there is none yet."""
+
     compile_s: float
     """Seconds of compiling, backward included."""
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 NOT_MEASURED = "not measured"
 
+UNDECIDED = ("prewarming", "flipping", "settling", "refining")
+"""Phases that a verdict ends."""
+
 
 def headline(report: Report) -> str:
     """The receipt in one sentence, fit for a log line."""
@@ -21,6 +24,9 @@ def headline(report: Report) -> str:
     elif report.phase == "reverted":
         words += [f"measured {speed(report.speedup)}"] if report.speedup is not None else []
         words += [f"{saving(report.saved_s)} after {seconds(report.compile_s)} of compiling"]
+    elif report.phase in UNDECIDED:
+        words += ["the run ended before there was a verdict"] if report.ended else []
+        words += [f"training stood still for {seconds(report.stall_s)}"] if report.stall_s > 0 else []
     return "; ".join([*words, *_fused(report), *_unproven(report)])
 
 

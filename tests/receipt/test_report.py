@@ -170,6 +170,18 @@ class TestHeadline:
     def test_one_sentence(self, report: Report, expected: str) -> None:
         assert headline(report) == expected
 
+    @pytest.mark.parametrize("phase", ["prewarming", "flipping", "settling", "refining"])
+    def test_a_run_that_is_over_before_its_verdict_says_so_and_what_it_waited(self, phase: str) -> None:
+        going_on = dataclasses.replace(STEADY, phase=phase, reason="worth it", speedup=None, stall_s=12.6)
+        assert headline(going_on).endswith("worth it; training stood still for 12.6 s")
+        assert headline(dataclasses.replace(going_on, ended=True)).endswith(
+            "worth it; the run ended before there was a verdict; training stood still for 12.6 s"
+        )
+
+    @pytest.mark.parametrize("decided", [STEADY, REVERTED, DECLINED])
+    def test_a_verdict_is_told_alike_while_the_run_goes_on_and_after_it(self, decided: Report) -> None:
+        assert headline(dataclasses.replace(decided, ended=True)) == headline(decided)
+
     def test_a_region_that_did_not_run_compiled_is_never_passed_over(self) -> None:
         assert headline(UNPROVEN).endswith("; 1 of 2 planned regions did NOT run compiled")
 

@@ -23,6 +23,7 @@ from lightning_hotcompile import HotCompile
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.forecast import Decision
+from lightning_hotcompile.receipt.wording import headline
 from lightning_hotcompile.run import ahead, flip, weighing
 from lightning_hotcompile.run.judge import Judge
 from lightning_hotcompile.run.session import Session
@@ -179,12 +180,21 @@ def test_the_batch_that_was_traced_is_let_go(scripted: type[Scripted]) -> None:
 
 def test_a_run_that_ends_first_ends_the_child(scripted: type[Scripted]) -> None:
     scripted.looks = 10_000
+    told = []
+
+    class Asks(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            told.append(callback.report)
+
     try:
         model, callback = seeded(Small), hot(**STEP)
-        fit(model, [callback], max_epochs=1)
+        fit(model, [callback, Asks()], max_epochs=1)
     finally:
         scripted.looks = 5
-    assert callback.report.phase == "prewarming"
+    assert callback.report.phase == told[-1].phase == "prewarming"
+    assert callback.report.ended
+    assert "; the run ended before there was a verdict" in headline(callback.report)
+    assert not any(report.ended for report in told)
     assert scripted.made[0].calls[-1] == "cancel"
     assert "training_step" not in vars(model)
 
