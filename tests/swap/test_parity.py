@@ -222,6 +222,25 @@ class TestCompare:
         parity = compare(step, in_another_order, [x, w, bias])
         assert parity.agrees, parity.reason
 
+    @pytest.mark.parametrize(("share", "agrees"), [(2e-6, True), (1e-4, False)])
+    def test_so_it_is_beside_large_ones(self, share: float, agrees: bool) -> None:
+        """Of a loss that sums: what is left of the zero is more than the tolerance for numbers."""
+        x, w = inputs()
+        bias, goal = torch.zeros(8, requires_grad=True), torch.randn(len(x), 8)
+
+        def step(x: Tensor, w: Tensor, bias: Tensor, goal: Tensor) -> tuple[Tensor]:
+            h = x @ w + bias
+            return (1e4 * ((h - h.mean(0)) / h.std(0) - goal).square().sum(),)
+
+        (largest,) = torch.autograd.grad(step(x, w, bias, goal)[0], w)
+        off = share * float(largest.norm()) / math.sqrt(bias.numel())
+
+        def wrong(x: Tensor, w: Tensor, bias: Tensor, goal: Tensor) -> tuple[Tensor]:
+            return (step(x, w, bias, goal)[0] + off * (bias - bias.detach()).sum(),)
+
+        parity = compare(step, wrong, [x, w, bias, goal])
+        assert parity.agrees is agrees, parity.reason
+
     @pytest.mark.parametrize("odd", [float("inf"), float("-inf"), float("nan")])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_an_infinity_hides_nothing(self, odd: float, dtype: torch.dtype) -> None:

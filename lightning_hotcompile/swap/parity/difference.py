@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from lightning_hotcompile.swap.dynamo import agree_within_tolerance
-from lightning_hotcompile.swap.parity.proportion import largest_share
+from lightning_hotcompile.swap.parity.proportion import is_left_of_a_zero, largest_share
 from lightning_hotcompile.swap.parity.reach import Reach
 from lightning_hotcompile.swap.parity.tensors import AT_A_TIME, HAVE_64_BIT, dense, odd_alike
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Relative and absolute tolerance by dtype; those of PyTorch's own training benchmark for fp32 and below."""
+
+_KINDS = ("tensors", "gradients", "inputs")
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def flat(outputs: Any) -> Sequence[Any]:
 
 def pairs(a: Run, b: Run) -> Iterator[tuple[Tensor | None, Tensor | None]]:
     """What corresponds to each other in two runs."""
-    for name in ("tensors", "gradients", "inputs"):
-        both = zip(getattr(a, name), getattr(b, name), strict=False)
+    for kind in _KINDS:
+        both = zip(getattr(a, kind), getattr(b, kind), strict=False)
         yield from ((None if x is None else dense(x), None if y is None else dense(y)) for x, y in both)
 
 
@@ -188,10 +190,11 @@ def _inputs_and_held(run: Run) -> tuple[tuple[slice, bool], tuple[slice, bool]]:
 def _each_agrees(
     eager: Run, compiled: Run, reference: Run, tolerance_of: Callable[[Tensor], float] = _by_dtype
 ) -> bool:
-    for (x, y), (_, wide) in zip(pairs(eager, compiled), pairs(eager, reference), strict=True):
-        if x is None or y is None:
+    kinds = [kind for kind in _KINDS for _ in getattr(eager, kind)]
+    for kind, (x, y), (_, wide) in zip(kinds, pairs(eager, compiled), pairs(eager, reference), strict=True):
+        if x is None or y is None or _agree(x, y, x if wide is None else wide, tolerance_of(x)):
             continue
-        if not _agree(x, y, x if wide is None else wide, tolerance_of(x)):
+        if kind != "gradients" or not is_left_of_a_zero(x, y, eager.gradients):
             return False
     return True
 
