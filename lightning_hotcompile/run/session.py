@@ -243,7 +243,7 @@ class Session:
         finally:
             self._gave_up = reason
             for track in self.watch.tracks:
-                if track.phase.uses_compiled_code:
+                if track.phase.uses_compiled_code or track.phase.is_at_work:
                     track.state = replace(track.state, phase=Phase.REVERTED, reason=reason)
                     self.story.entered(str(track.phase), reason)
             self._together.answer_for(reason, self.steps)

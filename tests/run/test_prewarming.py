@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hotcompile import HotCompile
+from lightning_hotcompile.errors import HotCompileWarning
 from lightning_hotcompile.machine import Action, Facts, Phase, State, advance
 from lightning_hotcompile.plan import compile_cost
 from lightning_hotcompile.plan.forecast import Decision
@@ -111,6 +112,24 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
     monkeypatch.setattr(ahead, "PrewarmRun", Scripted)
     monkeypatch.setattr(ahead, "why_not", lambda *_: None)
     return Scripted
+
+
+def test_after_an_error_of_ours_beside_the_child_nothing_is_waited_for(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Scripted) -> bool:
+        raise LookupError("not foreseen")
+
+    monkeypatch.setattr(scripted, "is_over", fails)
+    plain, model, callback = seeded(Small), seeded(Small), hot(**STEP, on_error="eager")
+    fit(plain)
+    with pytest.warns(HotCompileWarning, match="not foreseen"):
+        fit(model, [callback])
+    assert_same(plain, model)
+    assert callback.report.phase == "reverted"
+    assert "not foreseen" in callback.report.reason
+    assert "verdict" not in headline(callback.report)
+    assert scripted.made[0].calls[-1] == "cancel"
 
 
 @pytest.mark.parametrize("scope", ["step", "regions"])
