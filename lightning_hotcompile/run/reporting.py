@@ -75,7 +75,6 @@ def build_report(session: Session, events: Sequence[Event], notes: Sequence[str]
         plan_digest=session.plan.digest,
         decision=decision.reason if decision else "",
         steps=session.steps,
-        ended=session.ended,
         compile_s=session.rounds.compile_s,
         stall_s=ledger.stall_s,
         recompiles=session.story.recompiles,

@@ -93,7 +93,6 @@ class Session:
         self._clock = StepClock(device_type=trainer_facts.device_type(module), now=now)
         self._current: tuple[Track, StepRecord, Lane] | None = None
         self._gave_up: str | None = None
-        self.ended = False
         self.nap: Nap | None = None
         self._calm = Calm()
 
@@ -229,7 +228,6 @@ class Session:
 
     def finish(self) -> None:
         """Change everything back and close the books; an error of one thing keeps no other from it."""
-        self.ended = True
         with ExitStack() as last_one_first:
             last_one_first.callback(self.side.finish)
             last_one_first.callback(self.rounds.close)

@@ -185,7 +185,7 @@ class StageRun:
         return self._last_report or empty_report("declined", "; ".join(self._notes), self._own)
 
     def _make_report(self, session: Session) -> None:
-        self._last_report = self.report
+        self._last_report = replace(self.report, ended=True)
 
     def tell(self, report: Report) -> None:
         """Keep for later runs what was learned; write the report to loggers and the console."""

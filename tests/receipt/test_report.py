@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from torch import nn
 
+from lightning_hotcompile.machine import Phase
 from lightning_hotcompile.plan.planner import plan_compile
 from lightning_hotcompile.receipt.event_kinds import Compiled
 from lightning_hotcompile.receipt.events import event_to_dict
 from lightning_hotcompile.receipt.report import PhaseStats, RegionProof, Report, printed_later
-from lightning_hotcompile.receipt.wording import headline
+from lightning_hotcompile.receipt.wording import UNDECIDED, headline
 from lightning_hotcompile.watch.stats import Ratio, Summary
 
 TREE = """plan 3fa29c1b: scope regions (24 repeated blocks)
@@ -170,7 +171,10 @@ class TestHeadline:
     def test_one_sentence(self, report: Report, expected: str) -> None:
         assert headline(report) == expected
 
-    @pytest.mark.parametrize("phase", ["prewarming", "flipping", "settling", "refining"])
+    def test_the_phases_that_a_verdict_ends_are_those_of_the_machine(self) -> None:
+        assert set(UNDECIDED) == {str(phase) for phase in Phase if phase.is_at_work}
+
+    @pytest.mark.parametrize("phase", UNDECIDED)
     def test_a_run_that_is_over_before_its_verdict_says_so_and_what_it_waited(self, phase: str) -> None:
         going_on = dataclasses.replace(STEADY, phase=phase, reason="worth it", speedup=None, stall_s=12.6)
         assert headline(going_on).endswith("worth it; training stood still for 12.6 s")

@@ -241,6 +241,27 @@ class TestCompare:
         parity = compare(step, wrong, [x, w, bias, goal])
         assert parity.agrees is agrees, parity.reason
 
+    @pytest.mark.parametrize(
+        ("size", "off", "dtype", "agrees"),
+        [
+            (1e-6, 5e-6, torch.float32, True),
+            (1e-6, 5e-5, torch.float32, False),
+            (1e-4, 5e-6, torch.float32, False),
+            (1e-6, 5e-6, torch.float64, False),
+            (1e-6, 5e-6, torch.bfloat16, False),
+            (1e-6, math.nan, torch.float32, False),
+        ],
+    )
+    def test_a_gradient_that_is_not_zero_is_held_to_its_numbers(
+        self, size: float, off: float, dtype: torch.dtype, agrees: bool
+    ) -> None:
+        """Beside one of 1e4; shares of that."""
+        large, small = torch.full((4,), 5e3), torch.full((4,), size * 5e3)
+        given = {"tensors": [], "inputs": []}
+        eager = difference.Run(gradients=[large.to(dtype), small.to(dtype)], **given)
+        other = difference.Run(gradients=[large.to(dtype), (small + off * 5e3).to(dtype)], **given)
+        assert difference._each_agrees(eager, other, eager) is agrees
+
     @pytest.mark.parametrize("odd", [float("inf"), float("-inf"), float("nan")])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_an_infinity_hides_nothing(self, odd: float, dtype: torch.dtype) -> None:

@@ -93,23 +93,23 @@ def largest_share(
     return worst
 
 
-def is_left_of_a_zero(tensor: Tensor, other: Tensor, among: Sequence[Tensor | None]) -> bool:
-    """Whether two gradients are no farther apart than what rounding may leave of a zero, beside the largest.
+def are_left_of_zeros(apart: Sequence[tuple[Tensor, Tensor]], among: Sequence[Tensor | None]) -> bool:
+    """Whether gradients that are apart are, in eager as well, no more than rounding may leave of a zero.
 
     An absolute tolerance knows no size. Where a loss is a sum over the batch, gradients are some thousands,
     and what rounding makes of that of a bias before a normalisation, which is zero, is more than 1e-3.
     Gradients of 16 bits are held to the absolute one alone.
 
     Args:
-        tensor: eager's gradient.
-        other: the same of compiled code.
+        apart: eager's gradient and that of compiled code, of each that is not close by its numbers.
         among: all of eager's gradients.
     """
-    if torch.finfo(tensor.dtype).bits < 32:
-        return False
     sizes = [norm(dense(each)) for each in among if each is not None]
     largest = max((size for size in sizes if math.isfinite(size)), default=0.0)
-    return norm(tensor, other) <= _of_a_zero(tensor, largest)
+    return all(
+        torch.finfo(x.dtype).bits >= 32 and norm(x) <= (most := _of_a_zero(x, largest)) and norm(x, y) <= most
+        for x, y in apart
+    )
 
 
 def _of_a_zero(tensor: Tensor, largest: float) -> float:
