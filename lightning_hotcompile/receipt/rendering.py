@@ -51,7 +51,7 @@ def report_to_text(report: Report) -> str:
     console.print(Rule("hotcompile receipt", characters="─"))
     console.print(Text(wording.headline(report)), Text(), _grid(facts(report)), sep="\n")
     if report.plan.strip():
-        console.print(Text(), Text(_plan_title(report)), Text(_folded(report.plan)), sep="\n")
+        console.print(Text(), Text(plan_title(report)), Text(_folded(report.plan)), sep="\n")
     for section in sections(report):
         console.print(Text(), Text(section.title), _table(section), sep="\n")
         if section.remarks:
@@ -69,7 +69,7 @@ def report_to_markdown(report: Report) -> str:
     head = Section(title="hotcompile receipt", columns=("what", "value"), rows=tuple(facts(report)))
     blocks = [f"## {head.title}", f"**{_escaped(wording.headline(report))}**", _pipe_table(head)]
     if report.plan.strip():
-        blocks += [f"### {_plan_title(report)}", _fenced(report.plan)]
+        blocks += [f"### {plan_title(report)}", _fenced(report.plan)]
     for section in sections(report):
         blocks += [f"### {section.title}", _pipe_table(section), *_markdown_bullets(section.remarks)]
     if report.notes:
@@ -101,6 +101,16 @@ def facts(report: Report) -> list[tuple[str, str]]:
     absent = ", ".join(name for name, value in rows if value == wording.NOT_MEASURED)
     known = [(name, value) for name, value in rows if value not in ("", wording.NOT_MEASURED)]
     return known + ([(wording.NOT_MEASURED, absent)] if absent else [])
+
+
+def plan_title(report: Report) -> str:
+    """What stands above the plan: its branches say "compiled", also where it was never carried out."""
+    title = "Plan"
+    if report.plan_digest[:8] not in report.plan:  # else the tree's own first line says scope and digest
+        title += f" {report.plan_digest[:8]}: scope {report.scope}"
+    if report.compile_s > 0 or any(region.runs for region in report.regions):
+        return title
+    return f"{title}, not carried out{'' if report.ended else ' so far'}"
 
 
 def sections(report: Report) -> list[Section]:
@@ -146,12 +156,6 @@ def _compiling(report: Report) -> str:
     if report.compile_s == 0 and report.stall_s == 0:
         return "none"
     return f"{wording.seconds(report.compile_s)}; training stood still for {wording.seconds(report.stall_s)}"
-
-
-def _plan_title(report: Report) -> str:
-    if report.plan_digest[:8] in report.plan:
-        return "Plan"  # the tree's own first line says scope and digest
-    return f"Plan {report.plan_digest[:8]}: scope {report.scope}"
 
 
 def _graphs(report: Report) -> str:

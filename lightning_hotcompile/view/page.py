@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined
 
 from lightning_hotcompile.receipt import wording
 from lightning_hotcompile.receipt.event_kinds import Event, PhaseChanged
-from lightning_hotcompile.receipt.rendering import facts, sections
+from lightning_hotcompile.receipt.rendering import facts, plan_title, sections
 from lightning_hotcompile.receipt.report import Report
 from lightning_hotcompile.view.captured import Captured
 from lightning_hotcompile.view.chart import WIDTH, chart_of, interval_of
@@ -42,6 +42,7 @@ def run_to_html(run: Run) -> str:
         facts=facts(report) if report else [],
         captured=list(captured_facts(run.captured)) if run.captured else [],
         plan=report.plan.rstrip() if report else "",
+        plan_title=plan_title(report) if report else "",
         sections=sections(report) if report else [],
         events=list(_event_rows(run.events)),
         notes=[*(report.notes if report else ()), *(f"Could not be read: {p}." for p in run.problems)],

@@ -385,6 +385,17 @@ class TestText:
         report = dataclasses.replace(STEADY, plan="net\n└── head")
         assert "Plan 3fa29c1b: scope regions" in report.to_text()
 
+    def test_a_plan_that_was_not_carried_out_says_so(self) -> None:
+        assert "\nPlan\n" in STEADY.to_text()
+        not_yet = dataclasses.replace(STEADY, phase="observing", compile_s=0.0, regions=())
+        assert "\nPlan, not carried out so far\n" in not_yet.to_text()
+        never = dataclasses.replace(not_yet, phase="declined", ended=True)
+        assert "\nPlan, not carried out\n" in never.to_text()
+        assert "\n### Plan, not carried out\n" in never.to_markdown()
+
+    def test_compiled_code_that_was_found_carries_out_a_plan(self) -> None:
+        assert "\nPlan\n" in dataclasses.replace(STEADY, compile_s=0.0).to_text()
+
     def test_a_long_line_of_the_plan_goes_on_below_its_beginning(self) -> None:
         report = dataclasses.replace(STEADY, plan="net\n└── " + "word " * 30)
         start = report.to_text().splitlines().index("net")
