@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from lightning_hotcompile.errors import HotCompileError
 
 MOST_SECONDS = 1800.0
 """A training that takes longer is ended, and named as failed."""
+
+_NAMES_AN_ERROR = re.compile(r"(\w+\.)*[A-Z]\w*(Error|Exception|Failed|Unsupported): ")
 
 _NOT_INHERITED = ("HOTCOMPILE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "OMP_NUM_THREADS")
 
@@ -131,7 +134,7 @@ def last_json(out: str, err: str, code: int) -> dict[str, Any]:
     if code < 0:
         raise RunKilled(f"it was ended by signal {-code}")
     if code or not lines:
-        raise RunFailed(_last_line(err) or f"exit code {code}")
+        raise RunFailed(_error_in(err) or f"exit code {code}")
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -227,6 +230,8 @@ def environment_for(arm: str, folder: Path, threads: int) -> dict[str, str]:
     return {**kept, **ours}
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else ""
+def _error_in(text: str) -> str:
+    """The line that names the error, or else the last one: after torch's errors there are hints."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _NAMES_AN_ERROR.match(line)]
+    return [*lines, *named][-1].strip()[:500] if lines else ""

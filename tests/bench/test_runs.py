@@ -144,6 +144,11 @@ def test_it_can_be_waited_for_in_another_thread() -> None:
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", RunKilled, "signal 9"),
         ("raise MemoryError('no room')", RunFailed, "MemoryError: no room"),
+        (
+            "raise type('LongError', (OSError,), {})('no room\\n\\nSet SOME=1')",
+            RunFailed,
+            "no room",
+        ),
         ("print('no JSON')", RunFailed, "exit code 0"),
     ],
 )
