@@ -200,7 +200,7 @@ PRIVATE_TORCH = {
         "torch._functorch",
         "torch.utils._sympy",
     },
-    "swap.tracing.moving_averages": {
+    "swap.tracing.plain_numbers": {
         "torch._dynamo",
         "_foreach_add",
         "_foreach_add_",
@@ -208,6 +208,7 @@ PRIVATE_TORCH = {
         "_foreach_mul",
         "_foreach_mul_",
         "_foreach_sub",
+        "_tensor_var",
     },
     # What it guards.
     "swap.tracing.added_guards": {"torch._dynamo"},

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_hotcompile import HotCompile
@@ -84,6 +85,49 @@ def test_a_weight_that_follows_a_schedule(name: str) -> None:
 def test_code_of_inductor_goes_with_it(name: str) -> None:
     plain, model, callback = trained(with_weight(SCHEDULES[name]), backend="inductor")
     assert callback.report.recompiles <= 1
+    assert_same(plain, model)
+
+
+class Logs(Small):
+    """What it computes of a number that changes goes to the logger, or back to who called."""
+
+    level = 0.5
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.level = 0.5 + 1e-2 * self.global_step
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        weight = 0.3 + math.cos(0.2 * self.level)
+        self.log("weight", weight)
+        self.log_dict({"twice": 2 * self.level, "at": self.level * self.global_step})
+        self.last = weight / 3
+        return {"loss": weight * self.loss(batch), "level": self.level - 1}
+
+
+class Reads(Callback):
+    """What a step has logged, left and returned."""
+
+    def __init__(self) -> None:
+        self.found: list[list[float]] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+        logged = [float(trainer.callback_metrics[name]) for name in ("weight", "twice", "at")]
+        self.found.append([*logged, module.last, outputs["level"]])
+
+
+@pytest.mark.parametrize(
+    "backend", ["counting", pytest.param("inductor", marks=pytest.mark.slow)], ids=["eager", "inductor"]
+)
+def test_a_number_that_is_logged_is_no_constant(backend: str) -> None:
+    plain, model, expected, found = seeded(Logs), seeded(Logs), Reads(), Reads()
+    fit(plain, [expected], max_epochs=4)
+    options = {} if backend == "counting" else {"backend": backend}
+    callback = hot(scope="step", threshold=2, compile_optimizer=False, **options)
+    fit(model, [callback, found], max_epochs=4)
+    assert_proven(callback.report)
+    assert callback.report.phase == "steady", callback.report.to_text()
+    assert callback.report.recompiles <= 1, "once it has changed"
+    np.testing.assert_allclose(found.found, expected.found, rtol=1e-6)
     assert_same(plain, model)
 
 

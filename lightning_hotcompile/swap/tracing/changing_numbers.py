@@ -105,6 +105,11 @@ def is_of_floats(number: Any) -> bool:
     return bool(found) and all(symbol_is_type(each, SymT.FLOAT) for each in found)
 
 
+def has_float(number: Any) -> bool:
+    """Whether a symbolic number is made of one that came into the graph as a float, among others."""
+    return any(symbol_is_type(each, SymT.FLOAT) for each in symbols_of(number))
+
+
 def symbols_of(number: Any) -> set[Any]:
     """What a symbolic number is made of; none of another number, or of the length of a jagged dimension."""
     expression = getattr(getattr(number, "node", None), "expr", None)
