@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_hotcompile import HotCompile
+from lightning_hotcompile.swap.dynamo import TORCH
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Small, fit, seeded
 
@@ -115,6 +116,7 @@ class Reads(Callback):
         self.found.append([*logged, module.last, outputs["level"]])
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="a constant with torch 2.11: the step stays eager")
 @pytest.mark.parametrize(
     "backend", ["counting", pytest.param("inductor", marks=pytest.mark.slow)], ids=["eager", "inductor"]
 )

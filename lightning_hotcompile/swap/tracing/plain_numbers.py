@@ -21,12 +21,16 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch.torch_version import TorchVersion
 
 from lightning_hotcompile.swap.tracing.changing_numbers import has_float, is_symbol
 from lightning_hotcompile.swap.tracing.overrides import Override
 
 _PRECISE = frozenset({torch.float32, torch.float64})
 """Eager computes with the number in the longest of the kinds: in shorter ones it would be rounded again."""
+
+_KEEPS_LIMITS = TorchVersion(torch.__version__) < "2.14"
+"""Whether what is at the limit of a ``clamp`` has a gradient in eager."""
 
 _BESIDE = frozenset({"condition", "device", "mask", "size"})
 """Arguments that say nothing about the kind in which it is computed."""
@@ -155,19 +159,29 @@ def _foreach_lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> 
 
 
 def _clamp(input: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    return torch.clamp(input, _limit(min, input), _limit(max, input))
+    """A limit that is a tensor lets other gradients through than a scalar one, from torch 2.14 on."""
+    least, most = _limit(min, input), _limit(max, input)
+    is_kept = _is_within(input, least, most)
+    return torch.where(is_kept, input, torch.clamp(input.detach(), least, most))
+
+
+def _is_within(input: Tensor, least: Tensor | None, most: Tensor | None) -> Tensor:
+    above, below = (torch.ge, torch.le) if _KEEPS_LIMITS else (torch.gt, torch.lt)
+    inside = torch.ones_like(input, dtype=torch.bool)
+    inside = inside if least is None else inside & above(input, least)
+    return inside if most is None else inside & below(input, most)
 
 
 def _clamp_(input: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    return input.clamp_(_limit(min, input), _limit(max, input))
+    return input.copy_(_clamp(input, min, max))
 
 
 def _clamp_min(input: Tensor, min: float) -> Tensor:
-    return torch.clamp(input, _tensor(min, input))
+    return _clamp(input, min)
 
 
 def _clamp_max(input: Tensor, max: float) -> Tensor:
-    return torch.clamp(input, None, _tensor(max, input))
+    return _clamp(input, None, max)
 
 
 def _masked_fill(input: Tensor, mask: Tensor, value: float) -> Tensor:
