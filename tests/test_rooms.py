@@ -193,6 +193,7 @@ PRIVATE_TORCH = {
     # What it knows of numbers in a tensor.
     "swap.tracing.arange_lists": {"torch._dynamo"},
     "swap.tracing.buffer_flags": {"torch._dynamo"},
+    "swap.tracing.byte_masks": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {
