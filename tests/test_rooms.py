@@ -239,7 +239,12 @@ PRIVATE_TORCH = {
     # The stance that the user has set.
     "swap.tracing.stance": {"torch._dynamo", "_stance"},
     # Which operations it traces, and in which functions.
-    "swap.tracing.caught_errors": {"_GeneratorContextManager", "_current_tx", "torch._dynamo"},
+    "swap.tracing.caught_errors": {
+        "_GeneratorContextManager",
+        "_current_tx",
+        "_getframe",
+        "torch._dynamo",
+    },
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.
