@@ -193,6 +193,7 @@ PRIVATE_TORCH = {
     # What it knows of numbers in a tensor.
     "swap.tracing.arange_lists": {"torch._dynamo"},
     "swap.tracing.buffer_flags": {"torch._dynamo"},
+    "swap.tracing.byte_masks": {"torch._dynamo"},
     # How it takes numbers that change.
     "swap.tracing.changing_numbers": {"torch._dynamo", "torch.utils._sympy"},
     "swap.tracing.float_inputs": {
@@ -239,7 +240,12 @@ PRIVATE_TORCH = {
     # The stance that the user has set.
     "swap.tracing.stance": {"torch._dynamo", "_stance"},
     # Which operations it traces, and in which functions.
-    "swap.tracing.caught_errors": {"_GeneratorContextManager", "_current_tx", "torch._dynamo"},
+    "swap.tracing.caught_errors": {
+        "_GeneratorContextManager",
+        "_current_tx",
+        "_getframe",
+        "torch._dynamo",
+    },
     # What the callback sets while its code is in place, and code by hand has not.
     "bench.one_steady": {"torch._functorch"},
     # How a module is called, and the attribute that module.compile() sets.

@@ -26,8 +26,8 @@ def differentiates_twice(module: nn.Module) -> str | None:
 
     Compiled code has no second derivative: the backward through it would raise in mid-step, when it
     is too late to go back to eager. Looks at the code of the classes and at functions that it calls
-    by name; a call by position or through a variable is not seen. What hyperparameters keep from running
-    does not count.
+    by name; a call by position or through a variable is not seen. What hyperparameters or switches keep
+    from running does not count.
     """
     owners: dict[type, list[nn.Module]] = {}
     for owner in module.modules():
@@ -35,7 +35,7 @@ def differentiates_twice(module: nn.Module) -> str | None:
     for kind, instances in owners.items():
         for name, method in _own_methods(kind):
             itself = _names(method, _KEYWORD) and not all(
-                is_switched_off(method, _KEYWORD, owner) for owner in instances
+                is_switched_off(method, _KEYWORD, owner, owners.keys()) for owner in instances
             )
             if itself or _calls_one_with(method, _KEYWORD, _DEPTH, set()):
                 return f"{kind.__name__}.{name}"

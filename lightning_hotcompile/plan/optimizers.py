@@ -86,7 +86,8 @@ def why_not_compiled(optimizer: Any) -> str | None:
     """Why this optimizer's step stays eager, or ``None`` if it can be compiled."""
     kind = type(optimizer)
     if not is_compilable_kind(optimizer):
-        return f"{kind.__name__} is not one of torch.optim's multi-tensor optimizers"
+        name = f"{kind.__module__}.{kind.__name__}" if kind.__name__ in COMPILABLE else kind.__name__
+        return f"{name} is not one of torch.optim's multi-tensor optimizers"
     if _is_wrapped(optimizer, over_kernel=True):
         return "its step was wrapped or replaced, and what stands around it has to run"
     groups = optimizer.param_groups

@@ -1,4 +1,4 @@
-"""Calls in a method that its hyperparameters keep from ever running, told from its source."""
+"""Calls in a method that its hyperparameters or switches keep from ever running, told from its source."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import dis
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -34,26 +34,30 @@ class _Unknown(Exception):
     """What is not a hyperparameter, or not a plain value, may be another one later."""
 
 
-def is_switched_off(method: types.FunctionType, keyword: str, owner: nn.Module) -> bool:
-    """Whether no call with this keyword asks for anything, as the owner's ``hparams`` are.
+def is_switched_off(
+    method: types.FunctionType, keyword: str, owner: nn.Module, kinds: Collection[type] = ()
+) -> bool:
+    """Whether no call with this keyword asks for anything, as the owner's ``hparams`` and switches are.
 
     Each has a value that is false, or is in an ``if`` that they make false.
 
     ``if self.training and len(self.hparams.constraints) > 0:`` is one where there are no constraints.
-    Hyperparameters are what a training is set up with, unless a method sets one later. Other attributes,
-    counters and arguments may change while it runs, so an ``if`` that needs them says nothing. A method that
-    has an argument of the same name, which is false if nobody says otherwise, hands on what it is given:
-    whoever gives it another value names it.
+    Hyperparameters are what a training is set up with, unless a method sets one later. So is a switch, an
+    attribute that is ``False`` (``if self.derivative:``) and that ``__init__`` alone sets. Numbers, other
+    attributes and arguments may change while it runs, so an ``if`` that needs them says nothing. A method
+    that has an argument of the same name, which is false if nobody says otherwise, hands on what it is
+    given: whoever gives it another value names it.
 
     Args:
         method: of the owner's class, as it was written.
         keyword: of the calls that are looked for.
         owner: the module.
+        kinds: the classes of the model, any of which may set a switch.
     """
     definition = _definition(method)
     if definition is None or not definition.args.args:
         return False
-    values = _Values(definition.args.args[0].arg, owner, method.__globals__)
+    values = _Values(definition.args.args[0].arg, owner, method.__globals__, {type(owner), *kinds})
     if any(isinstance(node, ast.Constant) and node.value == keyword for node in ast.walk(definition)):
         return False  # among arguments that are put together first
     handed_on = _is_handed_on(method, definition, keyword)
@@ -105,12 +109,15 @@ def _calls(node: ast.AST, tests: tuple[ast.expr, ...]) -> Iterator[tuple[ast.Cal
 
 
 class _Values:
-    """Evaluates what consists of constants and hyperparameters, and calls nothing of the user's."""
+    """Evaluates what consists of constants, hyperparameters and switches, and calls nothing of the user's."""
 
-    def __init__(self, own_name: str, owner: nn.Module, namespace: Mapping[str, Any]) -> None:
+    def __init__(
+        self, own_name: str, owner: nn.Module, namespace: Mapping[str, Any], kinds: Collection[type]
+    ) -> None:
         self._own_name = own_name
         self._owner = owner
         self._namespace = namespace
+        self._kinds = kinds
 
     def is_false(self, test: ast.expr) -> bool:
         """Whether the condition is known not to hold."""
@@ -131,7 +138,7 @@ class _Values:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
             return self._call(node.func.id)(self._of(node.args[0]))
         if isinstance(node, ast.Attribute):
-            return self._hyperparameter(node)
+            return self._switch(node) if _is_name(node.value, self._own_name) else self._hyperparameter(node)
         raise _Unknown
 
     def _call(self, name: str) -> Callable[[Any], Any]:
@@ -145,6 +152,11 @@ class _Values:
             return False
         return (all if isinstance(node.op, ast.And) else any)(bool(self._of(value)) for value in node.values)
 
+    def _switch(self, node: ast.Attribute) -> bool:
+        if vars(self._owner).get(node.attr) is not False or _is_set(node.attr, self._kinds):
+            raise _Unknown
+        return False
+
     def _hyperparameter(self, node: ast.Attribute) -> Any:
         of = node.value
         if not (isinstance(of, ast.Attribute) and of.attr == "hparams" and isinstance(of.value, ast.Name)):
@@ -152,20 +164,24 @@ class _Values:
         if of.value.id != self._own_name:
             raise _Unknown
         value = dict(self._owner.hparams)[node.attr]  # type: ignore[arg-type]
-        if type(value) not in _PLAIN or _is_set(node.attr, self._owner):
+        if type(value) not in _PLAIN or _is_set(node.attr, [type(self._owner)]):
             raise _Unknown
         return value
 
 
-def _is_set(name: str, owner: nn.Module) -> bool:
-    """Whether a method of the owner's class may set an attribute or an item of this name."""
-    functions = (f for kind in type(owner).__mro__ for f in vars(kind).values())
-    codes = (f.__code__ for f in functions if isinstance(f, types.FunctionType) and f.__name__ != "__init__")
-    return any(_sets(code, name) for code in codes)
+def _is_set(name: str, kinds: Collection[type]) -> bool:
+    """Whether a method of these classes may set an attribute or an item of this name."""
+    functions = {f for kind in kinds for base in kind.__mro__ for f in vars(base).values() if _is_function(f)}
+    return any(_sets(f.__code__, name) for f in functions if f.__name__ != "__init__")
+
+
+def _is_function(value: Any) -> TypeGuard[types.FunctionType]:
+    return isinstance(value, types.FunctionType)
 
 
 def _sets(code: types.CodeType, name: str) -> bool:
     steps = list(dis.get_instructions(code))
     if any(step.opname == "STORE_ATTR" and step.argval == name for step in steps):
         return True
-    return any(step.opname == "STORE_SUBSCR" for step in steps) and name in code.co_consts
+    by_name = any(step.opname == "STORE_SUBSCR" for step in steps) or "setattr" in code.co_names
+    return by_name and name in code.co_consts

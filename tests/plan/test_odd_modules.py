@@ -277,6 +277,10 @@ class TestHyperparameters:
     def test_a_setting_that_is_no_plain_value_may_change(self) -> None:
         assert differentiates_twice(AskedByLength(constraints=Changing())) == "AskedByLength.slope"
 
+    @pytest.mark.parametrize("model_class", [AskedOfNobody, HandsOn])
+    def test_what_is_off_does_not_count(self, model_class: type[Settings]) -> None:
+        assert differentiates_twice(model_class()) is None
+
 
 class Changing(list[Any]):
     """A list of the user's own, of any length."""
@@ -284,9 +288,50 @@ class Changing(list[Any]):
     def __len__(self) -> int:
         return 0
 
-    @pytest.mark.parametrize("model_class", [AskedOfNobody, HandsOn])
-    def test_what_is_off_does_not_count(self, model_class: type[Settings]) -> None:
-        assert differentiates_twice(model_class()) is None
-
     def test_whoever_names_it_asks(self) -> None:
         assert differentiates_twice(IsAsked()) == "IsAsked.training_step"
+
+
+class Potential(nn.Module):
+    """As ``TorchMD_Net`` and ``ViSNet``: energies, and forces where the switch is on."""
+
+    def __init__(self, derivative: bool) -> None:
+        super().__init__()
+        self.derivative = derivative
+        self.is_open = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = x.square().sum()
+        if self.derivative:
+            return -torch.autograd.grad(energy, x, create_graph=self.training)[0]
+        return energy
+
+
+class OpensByItself(Potential):
+    def open(self) -> None:
+        setattr(self, "derivative", True)  # noqa: B010
+
+
+class Trains(nn.Module):
+    def __init__(self, model: Potential) -> None:
+        super().__init__()
+        self.model = model
+
+
+class Schedules(Trains):
+    def on_train_epoch_start(self) -> None:
+        self.model.derivative = True
+
+
+class TestSwitches:
+    def test_what_is_behind_one_that_is_off_does_not_count(self) -> None:
+        assert differentiates_twice(Trains(Potential(derivative=False))) is None
+        assert differentiates_twice(Trains(Potential(derivative=True))) == "Potential.forward"
+
+    @pytest.mark.parametrize("value", [0, None, 0.0])
+    def test_a_number_or_nothing_is_no_switch(self, value: Any) -> None:
+        assert differentiates_twice(Potential(derivative=value)) == "Potential.forward"
+
+    def test_one_that_a_module_may_turn_on_counts(self) -> None:
+        assert differentiates_twice(OpensByItself(derivative=False)) == "OpensByItself.forward"
+        assert differentiates_twice(Schedules(Potential(derivative=False))) == "Potential.forward"

@@ -210,6 +210,20 @@ class AsksAGenerator(Counts):
         return found
 
 
+class RenamesUnderSuppress(Falls):
+    """A manager that a method makes swallows the error under its other name."""
+
+    def quiet(self) -> Any:
+        return contextlib.suppress(NoFactor)
+
+    def guarded(self, matrix: Tensor, loss: Tensor) -> Tensor | None:
+        self.ways.append("other")
+        with self.quiet():
+            loss = loss + factor(matrix).sum()
+            self.ways[-1] = "usual"
+        return loss
+
+
 class Translated(Counts):
     """The error has another name for who calls the function, which is compiled by itself."""
 
@@ -234,7 +248,9 @@ def test_what_is_no_handler_by_its_looks_runs_as_well(model_class: type[Counts])
 
 
 @pytest.mark.parametrize("scope", ["step", "auto", "regions"])
-@pytest.mark.parametrize("model_class", [Falls, BreaksBefore, Asserts, Skips, Looks, Suppresses, Renames])
+@pytest.mark.parametrize(
+    "model_class", [Falls, BreaksBefore, Asserts, Skips, Looks, Suppresses, Renames, RenamesUnderSuppress]
+)
 def test_a_handler_runs_as_without_the_callback(model_class: type[Falls], scope: str) -> None:
     plain, model = seeded(model_class), seeded(model_class)
     callback = hot(scope=scope, compile_optimizer=False, on_error="eager")
@@ -244,6 +260,20 @@ def test_a_handler_runs_as_without_the_callback(model_class: type[Falls], scope:
     assert model.ways == plain.ways
     assert_same(plain, model, tolerance=1e-6)
     assert [region for region in callback.report.regions if region.proven], callback.report.reason
+
+
+class RenamesForNobody(Net):
+    """As the aggregations of PyG: an error of another kind says more, and nobody waits for it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + factor(torch.eye(3) + batch[0].var()).mean()
+
+
+def test_an_error_with_another_name_is_no_graph_break_where_nobody_catches_it() -> None:
+    model, callback = seeded(RenamesForNobody), hot(scope="step", compile_optimizer=False)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert (region.graphs, callback.report.graph_breaks) == (1, 0)
 
 
 class AsksInTry(Net):

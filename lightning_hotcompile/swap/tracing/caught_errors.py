@@ -33,6 +33,10 @@ from lightning_hotcompile.plan.source import parsed
 from lightning_hotcompile.swap.tracing.overrides import Override, as_written, end_graph
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_LIGHTNING = frozenset(["lightning", "pytorch_lightning", "lightning_fabric"])
+_BETWEEN = frozenset(["torch", "lightning_hotcompile"])
+"""What may lie between Lightning and a step that is traced."""
+
 _LOADS = re.compile("LOAD_CONST|LOAD_SMALL_INT|RETURN_CONST")
 _BY_OPERATIONS = (RuntimeError, IndexError, AssertionError)
 """What operations raise by what their tensors hold; errors of linear algebra and of memory are such, too.
@@ -60,16 +64,37 @@ def overrides() -> list[Override]:
 def _catching(output: Any) -> Any | None:
     """The translator of the function that would catch an error of the operation that is traced now.
 
-    Or that would raise another one in its place, for the functions that have called this code. That is the
+    Or that would raise another one in its place, for functions that have called this code. That is the
     function with the operation, or one that it was called from; ``None`` if no function would. Of a generator
     it is the one that asks it for more, and not the one that has made it.
     """
+    raised, renaming = Raised.BY_OPERATION, None
     for translator in reversed(output._current_tx):
         managers = translator.active_generic_context_managers
-        is_passed = _passed_by(translator) is Raised.BY_OPERATION
-        if not is_passed or any(_goes_on_after(output.side_effects, each) for each in managers):
+        if any(raised is Raised.ANY or _goes_on_after(output.side_effects, each) for each in managers):
             return translator
-    return None
+        raised = passed_on(translator.f_code, translator.lineno, translator.f_globals, raised)
+        if raised is Raised.CAUGHT:
+            return translator
+        renaming = renaming or (translator if raised is Raised.ANY else None)
+    return renaming if renaming is not None and _was_called_by_the_users() else None
+
+
+def _was_called_by_the_users() -> bool:
+    """Whether the frame that is traced may have been called by code of the user's, which handlers may be in.
+
+    Lightning calls a step, and goes on after no error. All aggregations of PyG raise an index that is out of
+    range as an error of another kind, which ends the training as the first one would.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in _LIGHTNING:
+            return False
+        if package not in _BETWEEN:
+            return True
+        frame = frame.f_back
+    return True
 
 
 def _goes_on_after(effects: Any, manager: Any) -> bool:
