@@ -26,7 +26,8 @@ def calls_others(func: Any) -> bool:
 
 def call_under_autocast(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call it from ``__torch_dispatch__`` with autocast as it was where the operation was called."""
-    with torch._C._RestorePythonTLSSnapshot():
+    as_called: Any = torch._C._RestorePythonTLSSnapshot  # type: ignore[attr-defined]
+    with as_called():
         excluded = torch._C._dispatch_tls_local_exclude_set()
     now = torch._C._dispatch_tls_local_exclude_set()
     for key in _KEYS:
