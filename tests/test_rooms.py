@@ -258,6 +258,7 @@ PRIVATE_TORCH = {
     "watch.signature": {"_parameters"},
     # What records the stream of operations, and which tensors are the same.
     "watch.opgraph": None,
+    "watch.below_autocast": None,
     "watch.tensor_identity": None,
     # What a compile in another process needs to have the same key in the caches.
     "swap.prewarm.graphfile": None,

@@ -17,6 +17,7 @@ from lightning_hotcompile.run.stages import STEP_METHOD, TRAIN
 from lightning_hotcompile.swap.graphs.witness import check_backend
 from lightning_hotcompile.swap.parity.clones import random_state_kept
 from lightning_hotcompile.swap.ranks import Ranks
+from lightning_hotcompile.swap.tracing.signal_handlers import comes_from_a_handler
 from lightning_hotcompile.switch import switch
 
 OPTIMIZERS_OF_RANKS = (
@@ -50,7 +51,7 @@ def agree_on(
     try:
         plan, reason = settle()
     except Exception as error:  # the other ranks would wait for this one
-        if isinstance(error, HotCompileError) or config.on_error == "raise":
+        if isinstance(error, HotCompileError) or config.on_error == "raise" or comes_from_a_handler(error):
             ranks.agree_to_watch("none", first_line(error))
             raise
         reason = tell_of(error)

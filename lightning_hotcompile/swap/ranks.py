@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import torch.distributed as dist
 
 from lightning_hotcompile.swap.meeting import Meeting, store_of_processes, timeout_of
+from lightning_hotcompile.swap.tracing.signal_handlers import comes_from_a_handler
 
 
 def has_other_ranks() -> bool:
@@ -164,6 +165,8 @@ class Ranks:
                 _written([proposal]), lambda texts: _conclude(proposal, texts, limit_s), limit_s
             )
         except RuntimeError as error:
+            if comes_from_a_handler(error):
+                raise
             reason = f"the store of the process group does not answer: {str(error).partition(chr(10))[0]}"
             return [replace(proposal, phase=proposal.without_all, reason=reason)]
         return _read(verdict)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn import Parameter
 
+from lightning_hotcompile.watch.below_autocast import call_under_autocast, calls_others
 from lightning_hotcompile.watch.canonical import MAKES, Canonical, OpGraph
 from lightning_hotcompile.watch.lowest_mode import LowestMode
 from lightning_hotcompile.watch.tensor_identity import Place, SeenStorages, storage_number
@@ -181,6 +183,8 @@ class OpRecorder(LowestMode):
             except Exception:  # noqa: BLE001  (a fault of the recording must not break the user's step)
                 self._broken = True
         call = func._op if func.__class__ is OpOverload else func
+        if calls_others(func):
+            call = partial(call_under_autocast, call)
         start = perf_counter()
         out = call(*args, **kwargs) if kwargs else call(*args)
         if tokens is not None:

@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils.data import DataLoader
 
@@ -64,6 +64,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unused parameters": ({"scope": "step"}, {}),
     "unused parameters by regions": ({"scope": "regions"}, {}),
     "static graph": ({"scope": "step"}, {}),
+    "static graph, with a teacher": ({"scope": "step"}, {}),
     "bucket view": ({"scope": "step"}, {}),
     "halved gradients": ({"scope": "step"}, {}),
     "accumulation": ({"scope": "step"}, {}),
@@ -78,6 +79,7 @@ DDP: dict[str, dict[str, Any]] = {
     "unused parameters": {"find_unused_parameters": True},
     "unused parameters by regions": {"find_unused_parameters": True},
     "static graph": {"static_graph": True},
+    "static graph, with a teacher": {"static_graph": True},
     "bucket view": {"gradient_as_bucket_view": True},
     "halved gradients": {"ddp_comm_hook": fp16_compress_hook},
     "accumulation": {},
@@ -117,12 +119,27 @@ class WithSpare(Net):
         self.spare = nn.Linear(4, 4)
 
 
+class WithTeacher(Net):
+    """Has parameters that are used, and get no gradient; DDP raises once one has been given one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.teacher(x)
+        return super().forward(x) + taught
+
+
 WIDTH = {"large": 256}
 """Of a model with more than a mebibyte of parameters: DDP cuts its graph into pieces."""
 
 
 def model_of(case: str) -> Net:
     """A new model of this case, always with the same weights."""
+    if case.endswith("with a teacher"):
+        return seeded(WithTeacher)
     model: Net = seeded(WithSpare) if case.startswith("unused") else seeded(Net, WIDTH.get(case, 16))
     return model
 

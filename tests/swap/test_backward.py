@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hotcompile.swap.graphs.backward import BackwardAsEager
 from lightning_hotcompile.swap.graphs.running import RUNS_WATCHED
-from lightning_hotcompile.swap.parity.reach import uneven_reach
+from lightning_hotcompile.swap.parity.reach import not_reached, uneven_reach
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded
 
@@ -421,6 +421,35 @@ def test_no_two_gradients_share_memory(options: dict[str, Any], backend: str) ->
     assert len(set(memory)) == len(memory)
 
 
+class Taught(Net):
+    """Has a teacher whose weights want a gradient and get none; a hook on one of them tells of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.stopped = nn.Linear(8, 3), nn.Linear(8, 3)
+        self.seen: list[str] = []
+        for part in (self.teacher, self.stopped):
+            part.weight.register_hook(lambda gradient: self.seen.append("gradient") or 2 * gradient)
+            part.bias.register_post_accumulate_grad_hook(lambda _: self.seen.append("accumulated"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.teacher(x)
+        return super().forward(x) + taught + self.stopped(x).detach()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_no_hook_is_called_for_weights_that_no_backward_comes_to(backend: str) -> None:
+    """Autograd called it with None for a gradient, and the training ended."""
+    plain, model = seeded(Taught), seeded(Taught)
+    callback = hot(scope="step", compile_optimizer=False, backend=backend)
+    fit(plain)
+    fit(model, [callback])
+    assert plain.seen == model.seen == []
+    assert_proven(callback.report)
+    assert_same(plain, model)
+
+
 def two_of_three(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (a * b).sum(), (b * c).exp(), c.detach() * a
 
@@ -434,6 +463,13 @@ def test_which_inputs_an_output_depends_on() -> None:
     outputs = two_of_three(*inputs)
     reach = uneven_reach(outputs, dict(enumerate(inputs)))
     assert reach == {0: {0, 2}, 1: {0, 1}, 2: {1}}
+
+
+def test_which_inputs_no_backward_comes_to() -> None:
+    a, b, c = given = leaves()
+    outputs = [(a * b.detach()).sum(), c]
+    assert not_reached(outputs, dict(enumerate(given))) == (1,), "what is an output itself stays as it is"
+    assert not_reached([b.detach(), c], dict(enumerate(given))) == (), "there is none"
 
 
 def test_one_output_leaves_nothing_open() -> None:

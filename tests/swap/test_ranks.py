@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import signal
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -179,6 +180,26 @@ def exchange_all(ranks: list[OneOf], given: list[Proposal]) -> list[list[Proposa
     for rank in ranks[1:]:
         found[rank.rank] = rank.exchange(given[rank.rank])
     return [found[rank.rank] for rank in ranks]
+
+
+class Preempted(RuntimeError):
+    """What a handler of signals raises: as torch's own does, where a worker that loads data has died."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of POSIX systems")
+def test_what_a_handler_of_signals_raises_is_no_answer_of_the_store() -> None:
+    """It was taken for one while a rank waited for another, and training went on."""
+
+    def end(*_: object) -> None:
+        raise Preempted("the job ends")
+
+    world, before = World(), signal.signal(signal.SIGUSR1, end)
+    world.at(0.0, lambda: signal.raise_signal(signal.SIGUSR1))
+    try:
+        with pytest.raises(Preempted, match="the job ends"):
+            OneOf(world, 0).exchange(proposals("flipping")[0])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 class TestOverTheStore:

@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from lightning_hotcompile.run import preflight
 from lightning_hotcompile.run.session import Session
 from lightning_hotcompile.swap.process.time_limit import Alarm, time_limit
 from lightning_hotcompile.swap.tracing.signal_handlers import SignalHandlers, comes_from_a_handler
@@ -160,6 +161,14 @@ def test_what_a_handler_raises_in_compiled_code_ends_the_training(kind: str) -> 
 def test_what_a_handler_raises_in_code_of_ours_ends_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was taken for an error of the callback's, and training went on."""
     monkeypatch.setattr(Session, "consider_step", lambda *_: signal.raise_signal(signal.SIGUSR1))
+    signal.signal(signal.SIGUSR1, Handlers())
+    with pytest.raises(Preempted, match="the job ends"):
+        fit(seeded(Small), [hot(**STEP, on_error="eager")])
+
+
+def test_what_a_handler_raises_while_the_run_is_planned_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a reason to decline, and training went on."""
+    monkeypatch.setattr(preflight, "plan_compile", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
     signal.signal(signal.SIGUSR1, Handlers())
     with pytest.raises(Preempted, match="the job ends"):
         fit(seeded(Small), [hot(**STEP, on_error="eager")])

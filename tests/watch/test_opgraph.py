@@ -549,6 +549,27 @@ def test_results_and_gradients_are_as_without_it():
     assert all(map(torch.equal, run(None), run(OpRecorder())))
 
 
+@torch.library.custom_op("hotcompile_tests::product", mutates_args=())
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("kind", ["custom operation", "encoder layer"])
+def test_autocast_is_as_without_it(kind, enabled):
+    """It was off in what an operation calls in its turn, which then computed in 32 bits."""
+    torch.manual_seed(0)
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 5, 8)
+    function = (lambda: layer(x)) if kind == "encoder layer" else (lambda: product(x, x.mT))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        plain = function()
+        with OpRecorder() as recorder:
+            recorded = function()
+    assert recorded.dtype is plain.dtype is (torch.bfloat16 if enabled else torch.float32)
+    assert torch.equal(recorded, plain)
+    assert recorder.graph() is not None
+
+
 def test_code_that_the_user_compiled_stays_compiled():
     graphs = []
 

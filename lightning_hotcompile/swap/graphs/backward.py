@@ -1,9 +1,13 @@
-"""Gradients that compiled code returns in another way than eager: ``None``, and memory of their own.
+"""Gradients that compiled code returns in another way than eager: ``None``, none, and memory of their own.
 
 AOTAutograd's backward is one function of the gradients of all outputs. It takes zeros for the one of an
 output that is not used (a pooler, an auxiliary head whose loss comes later), so parameters that nothing else
 depends on would get zeros, and optimizers would go on with weight decay and momentum where eager leaves them
 alone.
+
+To autograd that function depends on all inputs that want a gradient, those of a teacher under ``no_grad`` or
+behind a ``detach()`` too. Their hooks would be called with ``None`` for a gradient, and DDP with
+``static_graph=True`` raises once a parameter has one that had none before.
 
 What it returns for two parameters may be one memory (``a + b.view(...)`` has one gradient for both). Eager
 copies one of them; here autograd keeps both as they are, and whatever is done in place (clipping, a second
@@ -118,9 +122,20 @@ class BackwardAsEager:
 def as_autograd_has_eager(compiled: CompiledFn, parity: Parity) -> CompiledFn:
     """Compiled code, with the backward and the counts of changes that eager has."""
     code = without_disable(compiled)
+    if parity.apart:
+        code = _kept_apart(code, frozenset(parity.apart))
     if parity.reach or parity.sharing:
         code = BackwardAsEager(code, parity.reach, parity.sharing)
     return not_counting(code, parity.uncounted) if parity.uncounted else code
+
+
+def _kept_apart(run: CompiledFn, positions: frozenset[int]) -> CompiledFn:
+    """What gets some inputs without their part in a backward."""
+
+    def with_them_apart(*args: Any) -> Any:
+        return run(*(arg.detach() if i in positions else arg for i, arg in enumerate(args)))
+
+    return with_them_apart
 
 
 class SeparateBackwards:

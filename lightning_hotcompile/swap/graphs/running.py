@@ -146,7 +146,7 @@ class GraphAtWork:
             self._graph.unwatched = self._tripwire.why_not(args)
         else:
             self._graph.unwatched = parity.reason
-        if parity.agrees and (parity.reach or parity.sharing or parity.uncounted):
+        if parity.agrees and parity.is_other_to_autograd:
             self._compiled, self._rest = as_autograd_has_eager(self._compiled, parity), self._unwatched
         self._instead = self._watched if self._graph.unwatched is None else self._rest
         waits = hooks_in_use() is None and (parity.needed or parity.hidden or parity.several)

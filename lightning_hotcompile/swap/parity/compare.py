@@ -124,6 +124,7 @@ class _Comparison:
             late=first.late,
             stochastic=first.random,
             reach=first.reach,
+            apart=first.apart,
             several=first.several,
             hidden=tuple(i for i in self._behind_autograd if i in first.saved),
         )

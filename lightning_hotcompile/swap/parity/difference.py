@@ -50,6 +50,9 @@ class Run:
 
     sharing: tuple[int, ...] = ()
     reach: Reach = field(default_factory=dict)
+    apart: tuple[int, ...] = ()
+    """Positions of the inputs that want a gradient and that no backward comes to."""
+
     by_compiler: bool = False
     """Whether it had a backward of AOTAutograd's."""
 

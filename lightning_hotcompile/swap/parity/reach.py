@@ -22,11 +22,25 @@ def uneven_reach(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> Rea
         outputs: of a run of a graph in eager mode, before any backward.
         leaves: what the gradients of its inputs go to, by their positions.
     """
+    count = sum(output.grad_fn is not None for output in outputs)
+    return {i: places for i, places in _reach(outputs, leaves).items() if 0 < len(places) < count}
+
+
+def not_reached(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> tuple[int, ...]:
+    """The inputs that no backward comes to, where there is one that comes to others.
+
+    Args:
+        outputs: as of :func:`uneven_reach`.
+        leaves: as of that.
+    """
+    reach, given = _reach(outputs, leaves), {id(output) for output in outputs}
+    is_any = any(reach.values())
+    return tuple(i for i, places in reach.items() if is_any and not places and id(leaves[i]) not in given)
+
+
+def _reach(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> Reach:
     found = {place: _leaves_of(out.grad_fn) for place, out in enumerate(outputs) if out.grad_fn is not None}
-    if len(found) < 2:
-        return {}
-    reach = {i: frozenset(p for p, of in found.items() if id(leaf) in of) for i, leaf in leaves.items()}
-    return {i: places for i, places in reach.items() if 0 < len(places) < len(found)}
+    return {i: frozenset(p for p, of in found.items() if id(leaf) in of) for i, leaf in leaves.items()}
 
 
 def _leaves_of(node: Node) -> set[int]:

@@ -25,7 +25,7 @@ from lightning_hotcompile.swap.parity.clones import (
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
 from lightning_hotcompile.swap.parity.leaf_gradients import edges_of, gradients_of
 from lightning_hotcompile.swap.parity.proportion import movements
-from lightning_hotcompile.swap.parity.reach import made_by, uneven_reach
+from lightning_hotcompile.swap.parity.reach import made_by, not_reached, uneven_reach
 from lightning_hotcompile.swap.parity.widen import Widened
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.process.said_in_vain import nothing_said_in_vain
@@ -111,6 +111,7 @@ class Trial:
         del in_use  # until now no other tensor could come to lie where an input has been
         late = tuple(i for i, t in counted.items() if _has_changed(t, at_last_save[i]))
         after, reach = RandomState(), uneven_reach(outputs, to_inputs)
+        apart = not_reached(outputs, to_inputs)
         seed_all(_COTANGENT_SEED)  # the same cotangents in each run
         with self._around_backward():
             gradients = gradients_of(outputs, leaves, edges, torch.zeros_like if unused else _cotangent)
@@ -133,6 +134,7 @@ class Trial:
             late=late,
             sharing=_sharing(dict(zip(to_inputs, gradients, strict=False))),
             reach=reach,
+            apart=apart,
             several=sum(t.requires_grad for t in outputs) > 1,
         )
 

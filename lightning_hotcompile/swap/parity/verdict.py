@@ -55,11 +55,19 @@ class Parity:
     reach: Reach = field(default_factory=dict)
     """Inputs on which not all outputs depend, see :mod:`~lightning_hotcompile.swap.graphs.backward`."""
 
+    apart: tuple[int, ...] = ()
+    """Positions of inputs that want a gradient and that eager's backward does not come to."""
+
     several: bool = False
     """Whether more than one output has a gradient."""
 
     sharing: tuple[int, ...] = ()
     """Positions of inputs whose gradients, from compiled code, share the memory of another one."""
+
+    @property
+    def is_other_to_autograd(self) -> bool:
+        """Whether compiled code has to be given a backward, and counts of changes, like those of eager."""
+        return bool(self.reach or self.apart or self.sharing or self.uncounted)
 
     @property
     def failed(self) -> bool:
