@@ -8,7 +8,7 @@ import re
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch._dynamo.eval_frame as eval_frame
@@ -23,6 +23,8 @@ _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parame
     RunOnlyContext(), _ISOLATION
 )
 _HAS_BUCKETS = _HAS_ISOLATION and hasattr(eval_frame, "_get_cache_entries_for_region")
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
 
 class CodeNames:
@@ -153,6 +155,15 @@ def _reusing(function: Callable[..., Any], compiled: CompiledFn) -> CompiledFn:
         setattr(context, _ISOLATION, getattr(compiled, _ISOLATION))
     reuse: CompiledFn = context(function)
     return reuse
+
+
+def untraced(hook: _Hook) -> _Hook:
+    """A hook of ours on a backward: Dynamo is on where a step asks for gradients itself, at a graph break.
+
+    It would compile the hook as a part of the step, and count changes of tensors as they were traced.
+    """
+    left_alone: _Hook = torch.compiler.disable(hook, reason="no part of the step")  # type: ignore[no-untyped-call]
+    return left_alone
 
 
 def without_disable(function: CompiledFn) -> CompiledFn:

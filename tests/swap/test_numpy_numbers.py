@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import TORCH, compiling_allowed
@@ -245,3 +246,32 @@ def test_a_scale_of_numpys_is_part_of_the_graph() -> None:
         got = compiled.compile(kept, x)
     assert [each.dtype for each in got] == [torch.float32, torch.bfloat16]
     assert len(graphs) == 1
+
+
+class Strided(torch.nn.Module):
+    """A vocoder's first layer: how far it steps is a product of its rates, which numpy has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        step = np.prod([2, 2])
+        self.down = torch.nn.Conv1d(1, 2, 2 * step, stride=step, padding=step // 2)
+        self.pool = torch.nn.AvgPool1d((step,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.down(x)).tanh()
+
+
+def test_settings_of_a_layer_may_be_numpys() -> None:
+    layer, x, graphs = Strided(), torch.randn(1, 1, 64), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(aot_eager(graph, inputs))
+        return graphs[-1]
+
+    compiled = CompiledFunction(layer.forward, backend, dynamic=None, fullgraph=True)
+    with compiling_allowed(suppress_errors=False):
+        torch.testing.assert_close(compiled.compile(x), layer(x))
+        layer.down.stride = (np.int64(2),)
+        torch.testing.assert_close(compiled.compile(x), layer(x))
+        torch.testing.assert_close(compiled.compile(x), layer(x))
+    assert len(graphs) == 2

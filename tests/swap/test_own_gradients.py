@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.hot import assert_same, hot
+from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 
 
@@ -121,3 +121,32 @@ def test_a_training_is_as_without_the_callback(model_class: type[Net], scope: st
     assert_same(plain, model)
     assert [region for region in callback.report.regions if region.proven], callback.report.reason
     assert "Error" not in callback.report.to_text(), "a reason is a sentence"
+
+
+class Balanced(Net):
+    """Weighs one loss by how long the gradients of both are in the last layer, as VQGAN does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = torch.nn.Linear(3, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        scores = self(x)
+        errors = F.cross_entropy(scores, y, reduction="none") / self.critic.bias.exp()
+        error, opinion = torch.sum(errors) / len(x), self.critic(scores).mean()
+        share = self.length(error) / (self.length(opinion) + 1e-4)
+        return error + 0.1 * share.detach() * opinion
+
+    def length(self, loss: Tensor) -> Tensor:
+        return torch.autograd.grad(loss, self.head.weight, retain_graph=True)[0].norm()
+
+
+@pytest.mark.parametrize("scope", ["step", "module"])
+def test_losses_weighed_by_their_gradients_are_compiled(scope: str) -> None:
+    plain, model = seeded(Balanced), seeded(Balanced)
+    callback = hot(scope=scope, compile_optimizer=False)
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    assert_proven(callback.report)

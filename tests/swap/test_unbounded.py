@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from lightning_hotcompile.swap.graphs.unbounded import unbounded
+from lightning_hotcompile.swap.graphs.unbounded import divides_by_numbers, unbounded
 from tests.hot import assert_proven, assert_same, hot
 from tests.models import Net, fit, seeded
 from tests.swap.test_backward import silent_late
@@ -76,7 +77,83 @@ def test_a_norm_that_may_be_zero_divides_eagerly() -> None:
     assert "an output that is not used may have no finite derivative" in callback.report.to_text()
 
 
+class Counted(Embedding):
+    """Divides what it logs by a constant, and what the loss has by a tensor."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        h = self.embed(batch)
+        weight = 1 + (batch[1] > 0).float()
+        loss = (F.cross_entropy(self.head(h), batch[1], reduction="none") / weight).mean()
+        return {"loss": loss, "size": h.sum() / self.count(batch)}
+
+    def count(self, batch: Any) -> Any:
+        return len(batch[1])
+
+
+class OfSome(Counted):
+    """None of a late batch counts."""
+
+    def count(self, batch: Any) -> Any:
+        return (batch[1] > 0).sum()
+
+
+def test_a_constant_may_divide_beside_a_tensor() -> None:
+    plain, model = seeded(Counted), seeded(Counted)
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(plain, train=silent_late())
+    fit(model, [callback], train=silent_late())
+    assert_same(plain, model)
+    assert_proven(callback.report)
+
+
+def test_a_number_that_may_be_zero_divides_eagerly() -> None:
+    plain, model = seeded(OfSome), seeded(OfSome)
+    callback = hot(scope="step", compile_optimizer=False, on_error="eager")
+    fit(plain, train=silent_late())
+    fit(model, [callback], train=silent_late())
+    assert all(weight.isfinite().all() for weight in plain.parameters())
+    assert_same(plain, model)
+    assert "an output that is not used may have no finite derivative" in callback.report.to_text()
+
+
 X = torch.ones(2, 3, requires_grad=True)
+
+
+@pytest.mark.parametrize("divisor", [2, 2.5, True])
+def test_a_constant_divides(divisor: float) -> None:
+    assert not unbounded([X / divisor], by_numbers=False)
+    assert unbounded([X / divisor], by_numbers=True)
+
+
+@pytest.mark.parametrize(
+    "divisor", [torch.tensor(2.0), torch.tensor([2]), torch.tensor(2, dtype=torch.int32)]
+)
+def test_a_tensor_is_no_constant(divisor: torch.Tensor) -> None:
+    assert unbounded([X / divisor], by_numbers=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x / 2, False),
+        (lambda x: x / len(x), False),
+        (lambda x: x / x.float().sum(), False),
+        (lambda x: x.sum() / x, False),
+        (lambda x: x / (x > 0).sum(), True),
+        (lambda x: torch.div(x, other=(x > 0).sum()), True),
+        (lambda x: x.div_(x.double().sum()), True),
+        (lambda x: checkpoint(torch.sin, x, use_reentrant=False) / 2, True),
+    ],
+)
+def test_graphs_that_divide_by_numbers(function: Any, expected: bool) -> None:
+    found = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append(divides_by_numbers(graph))
+        return graph.forward
+
+    torch.compile(function, backend=backend)(torch.ones(3))
+    assert found == [expected]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +168,9 @@ X = torch.ones(2, 3, requires_grad=True)
         torch.linalg.vector_norm(X, 3),
     ],
 )
-@pytest.mark.parametrize("by_tensors", [False, True])
-def test_other_norms_and_quotients_are_unbounded(output: torch.Tensor, by_tensors: bool) -> None:
-    assert unbounded([output], by_tensors=by_tensors)
+@pytest.mark.parametrize("by_numbers", [False, True])
+def test_other_norms_and_quotients_are_unbounded(output: torch.Tensor, by_numbers: bool) -> None:
+    assert unbounded([output], by_numbers=by_numbers)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +183,6 @@ def test_other_norms_and_quotients_are_unbounded(output: torch.Tensor, by_tensor
         X.norm(),
     ],
 )
-@pytest.mark.parametrize("by_tensors", [False, True])
-def test_norms_are_bounded(output: torch.Tensor, by_tensors: bool) -> None:
-    assert not unbounded([output], by_tensors=by_tensors)
+@pytest.mark.parametrize("by_numbers", [False, True])
+def test_norms_are_bounded(output: torch.Tensor, by_numbers: bool) -> None:
+    assert not unbounded([output], by_numbers=by_numbers)

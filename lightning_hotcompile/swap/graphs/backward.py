@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
-from lightning_hotcompile.swap.compiled_function import without_disable
+from lightning_hotcompile.swap.compiled_function import untraced, without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.graphs.unbounded import asked_in_vain, unbounded
 from lightning_hotcompile.swap.graphs.uncounted import not_counting
@@ -102,6 +102,7 @@ class BackwardAsEager:
         self._places = list(self._outputs.values()) if found else []
         self._is_known = True
 
+    @untraced
     def _as_eager(self, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(
             gradient.clone() if j in self._copied and gradient is not None else gradient
@@ -152,7 +153,7 @@ class SeparateBackwards:
         args: of the run.
         outputs: of the run, before any backward.
         on_found: called then with a reason, perhaps more than once.
-        by_tensors: whether the graph divides by tensors.
+        by_numbers: whether the graph divides by numbers that it computes.
     """
 
     def __init__(
@@ -161,14 +162,14 @@ class SeparateBackwards:
         outputs: Sequence[Any],
         on_found: Callable[[str], None],
         *,
-        by_tensors: bool = True,
+        by_numbers: bool = True,
     ) -> None:
         self._on_found = on_found
         weights = (arg for arg in args if isinstance(arg, Parameter))
         self._weights = [(weakref.ref(weight), version_of(weight)) for weight in weights]
         self._task: int | None = None
         self._is_freed = False
-        self._unbounded = unbounded(outputs, by_tensors=by_tensors)
+        self._unbounded = unbounded(outputs, by_numbers=by_numbers)
         self._used: set[int] = set()
         self._outputs: dict[int, weakref.ref[Tensor]] = {}
         self._reached: set[int] = set()
@@ -181,6 +182,7 @@ class SeparateBackwards:
                 output.register_hook(functools.partial(self._see, place))  # type: ignore[no-untyped-call]
                 output.grad_fn.register_hook(functools.partial(self._go_past, place))
 
+    @untraced
     def _see(self, place: int, _: Tensor) -> None:
         task = torch._C._current_graph_task_id()
         if self._unbounded and not self._used:
@@ -200,14 +202,17 @@ class SeparateBackwards:
             self._is_freed = self._is_freed or not torch._C._autograd._get_current_graph_task_keep_graph()
         self._reached.add(place)
 
+    @untraced
     def _go_past(self, place: int, *_: object) -> None:
         self._passed.add(place)
 
+    @untraced
     def _look_at_asked(self) -> None:
         reached = sorted(self._reached) if len(self._reached) > 1 else []
         if any(place not in self._passed or _is_looked_at(self._outputs[place]()) for place in reached):
             self._on_found("the gradient of an output is asked for, and another one may depend on it")
 
+    @untraced
     def _look_at_unused(self) -> None:
         if (name := asked_in_vain(self._unbounded, self._used)) is not None:
             self._on_found(f"an output that is not used may have no finite derivative ({name})")

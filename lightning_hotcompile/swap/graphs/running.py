@@ -24,7 +24,7 @@ from lightning_hotcompile.swap.graphs.saved_inputs import (
     with_copies,
 )
 from lightning_hotcompile.swap.graphs.traced_once import once_real
-from lightning_hotcompile.swap.graphs.unbounded import divides
+from lightning_hotcompile.swap.graphs.unbounded import divides_by_numbers
 from lightning_hotcompile.swap.graphs.uncounted import holds_noise, written_behind_autograd
 from lightning_hotcompile.swap.inductor.layout_checks import LayoutChangedError
 from lightning_hotcompile.swap.onlookers import captures_cuda_graph
@@ -80,7 +80,7 @@ class GraphAtWork:
         self._neutral = neutral
         self._held = tensors_of(captured)
         self._writes = written_behind_autograd(captured)
-        self._divides = divides(captured)
+        self._by_numbers = divides_by_numbers(captured)
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
         self._instead: CompiledFn | None = once_real(self._first, compiled, graph, watch)
@@ -160,7 +160,7 @@ class GraphAtWork:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
         assert self._graph.parity is not None
         outputs, parity = self._eager(*args), self._graph.parity
-        apart = SeparateBackwards(args, flat(outputs), self._come_apart, by_tensors=self._divides)
+        apart = SeparateBackwards(args, flat(outputs), self._come_apart, by_numbers=self._by_numbers)
         self._open.add(apart)
         needed = at_positions((*parity.needed, *parity.hidden), args, flat(outputs))
         self._fixed |= {i for i, t in needed.items() if i < 0 or not can_be_copied(t, flat(outputs))}

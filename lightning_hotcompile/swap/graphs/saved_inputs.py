@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_hotcompile.swap.compiled_function import untraced
 from lightning_hotcompile.swap.dynamo import CompiledFn, version_of
 from lightning_hotcompile.swap.parity.difference import of_output
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
@@ -56,6 +57,7 @@ def watch_until_backward(
     }
     is_done = False
 
+    @untraced
     def look(_: Tensor) -> None:
         nonlocal is_done
         if not is_done:

@@ -12,11 +12,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.autograd.graph import Node
 from torch.fx import GraphModule
 
-from lightning_hotcompile.swap.parity.captured import nodes_in, operation_of
+from lightning_hotcompile.swap.parity.captured import is_checkpoint, nodes_in, operation_of
 
 _DIVISIONS = ("AddcdivBackward", "DivBackward")
 _NORM = "LinalgVectorNormBackward"
@@ -32,26 +32,46 @@ _UNBOUNDED = (
 
 _DIVIDE = ("addcdiv", "addcdiv_", "div", "div_", "divide", "divide_", "itruediv", "true_divide", "truediv")
 
+_OF_PYTHON = (torch.bool, torch.int64, torch.float64, torch.complex128)
+"""What a number of Python's is to autograd."""
+
 Unbounded = Sequence[tuple[str, frozenset[int]]]
 """Names of such operations, each with the places of the outputs that depend on it."""
 
 
-def divides(graph_module: GraphModule) -> bool:
-    """Whether a graph divides by a tensor, which may be zero some day, and not by constants only."""
-    nodes = (node for node in nodes_in(graph_module) if operation_of(node) in _DIVIDE)
-    return any(len(node.all_input_nodes) > 1 or not _begins_with_a_node(node) for node in nodes)
+def divides_by_numbers(graph_module: GraphModule) -> bool:
+    """Whether a graph divides by a number that it computes, which may be zero some day.
+
+    To autograd that is a tensor without a dimension, as a constant is. Where a checkpoint has packed what is
+    saved, nobody looks at it: it would be computed anew.
+    """
+    nodes = list(nodes_in(graph_module))
+    divisors = (
+        each
+        for node in nodes
+        if operation_of(node) in _DIVIDE
+        for each in (*node.args[1:], *node.kwargs.values())
+    )
+    return any(map(is_checkpoint, nodes)) or any(map(_may_pass_for_a_constant, divisors))
 
 
-def _begins_with_a_node(node: Any) -> bool:
-    return bool(node.args) and node.args[0] in node.all_input_nodes
+def _may_pass_for_a_constant(divisor: Any) -> bool:
+    if not isinstance(divisor, fx.Node):
+        return False
+    value = divisor.meta.get("example_value")
+    return not isinstance(value, Tensor) or _is_like_a_constant(value)  # or a size, or another symbol
 
 
-def unbounded(outputs: Sequence[Any], *, by_tensors: bool) -> Unbounded:
+def _is_like_a_constant(divisor: Tensor) -> bool:
+    return divisor.ndim == 0 and divisor.dtype in _OF_PYTHON
+
+
+def unbounded(outputs: Sequence[Any], *, by_numbers: bool) -> Unbounded:
     """What outputs depend on that may have an infinite derivative, by autograd's graph of an eager run.
 
     Args:
         outputs: of the run, before any backward.
-        by_tensors: whether divisions are by tensors, see :func:`divides`.
+        by_numbers: whether what looks like a constant may be none, see :func:`divides_by_numbers`.
     """
     places: dict[Node, set[int]] = {}
     for place, output in enumerate(outputs):
@@ -66,20 +86,27 @@ def unbounded(outputs: Sequence[Any], *, by_tensors: bool) -> Unbounded:
     return [
         (node.name(), frozenset(of))
         for node, of in places.items()
-        if _is_unbounded(node, by_tensors=by_tensors)
+        if _is_unbounded(node, by_numbers=by_numbers)
     ]
 
 
-def _is_unbounded(node: Node, *, by_tensors: bool) -> bool:
+def _is_unbounded(node: Node, *, by_numbers: bool) -> bool:
     name = node.name()
     if not name.startswith(_UNBOUNDED):
         return False
     if name.startswith(_DIVISIONS):
-        return (by_tensors or node.next_functions[-1][0] is not None) and not _is_normalized(node)
+        return (by_numbers or not _is_by_a_constant(node)) and not _is_normalized(node)
     if name.startswith(_NORM):
         return getattr(node, "_saved_ord", None) not in (1, 2)  # 0 where the norm is 0
     exponent = getattr(node, "_saved_exponent", None)
     return not (isinstance(exponent, (int, float)) and (exponent >= 1 or exponent == 0))
+
+
+def _is_by_a_constant(division: Node) -> bool:
+    if division.next_functions[-1][0] is not None:
+        return False
+    divisor = getattr(division, "_saved_other", None)
+    return divisor is not None and _is_like_a_constant(divisor)
 
 
 def _is_normalized(division: Node) -> bool:

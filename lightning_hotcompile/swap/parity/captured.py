@@ -67,7 +67,7 @@ def eager_forward(graph_module: GraphModule) -> Callable[..., Any]:
     """
     nodes = list(nodes_in(graph_module))
     found: Callable[..., Any] = graph_module.forward
-    if any(map(_is_checkpoint, nodes)):
+    if any(map(is_checkpoint, nodes)):
         found = copy_of(graph_module, _keep_random_numbers).forward
     return put_back_after_errors()(found) if any(map(_changes_the_thread, nodes)) else found
 
@@ -78,12 +78,13 @@ def _changes_the_thread(node: Node) -> bool:
     return name.startswith(("_enter", "_set_", "_saved_tensors_hooks")) or name.endswith("_increment_nesting")
 
 
-def _is_checkpoint(node: Node) -> bool:
+def is_checkpoint(node: Node) -> bool:
+    """Whether it runs a body whose activations are computed anew in the backward."""
     return node.target is torch.ops.higher_order.tag_activation_checkpoint
 
 
 def _keep_random_numbers(node: Node) -> None:
-    if _is_checkpoint(node):
+    if is_checkpoint(node):
         node.target = _checkpointed
         values = [arg.meta.get("example_value") if isinstance(arg, Node) else None for arg in node.args[1:]]
         held = tuple(i for i, value in enumerate(values) if isinstance(value, torch.nn.Parameter))

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch._dynamo.bytecode_transformation import create_instruction
+from torch._dynamo.source import GetItemSource
 from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.variables import (
     BaseListVariable,
@@ -24,11 +25,12 @@ from torch._dynamo.variables import (
     ConstantVariable,
     LazyVariableTracker,
 )
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lazy import LazyConstantVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-from lightning_hotcompile.swap.tracing.overrides import Override, end_graph
+from lightning_hotcompile.swap.tracing.overrides import Override, add_guard, end_graph
 
 NUMBER = (bool, int, float, complex)
 
@@ -112,7 +114,14 @@ def overrides() -> list[Override]:
             left("tensor of numbers of numpy's", variable, args)
         return prior(variable, tx, args, kwargs)
 
+    def wrapped(prior: Any, builder: Any, value: Any) -> Any:
+        if not isinstance(value, np.integer) or not _is_setting(builder.source):
+            return prior(builder, value)
+        add_guard(builder.source, lambda now: bool(now == value), f"{builder.source.name} is {value}")
+        return NumpyNumber(value, source=builder.source)
+
     return [
+        Override(VariableBuilder, "_wrap", wrapped),
         Override(BuiltinVariable, "call_function", call),
         Override(NumpyNdarrayVariable, "__init__", array),
         Override(TorchInGraphFunctionVariable, "call_function", make),
@@ -127,6 +136,12 @@ def comparisons_are_calls() -> AbstractContextManager[object]:
         if isinstance(method, types.MethodType)
     }
     return patch.dict(compare_op_handlers, late)
+
+
+def _is_setting(source: Any) -> bool:
+    """Whether a number is an item of what a layer has: a tensor could be no stride and no padding."""
+    is_item = isinstance(source, GetItemSource)
+    return is_item and source.guard_source.is_unspecialized_builtin_nn_module()
 
 
 def _call(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
