@@ -54,7 +54,7 @@ def test_batches_of_a_subclass_of_tensor_are_declined_before_anything_is_compile
     assert_same(plain, model, tolerance=0)
     assert model.kinds == plain.kinds
     assert callback.report.phase == "declined"
-    assert "batch.0 is a Labelled" in callback.report.reason
+    assert "batch.0 is of type Labelled" in callback.report.reason
     assert backend.graphs == 0
 
 

@@ -243,6 +243,6 @@ def _why_not_batch(track: Track) -> str | None:
         return None
     place, name = found
     return (
-        f"{place} is a {name}: compiled code takes no such subclass of Tensor. "
+        f"{place} is of type {name}: compiled code takes no such subclass of Tensor. "
         "on_after_batch_transfer can make plain ones, by as_subclass(torch.Tensor)"
     )

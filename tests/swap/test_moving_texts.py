@@ -1,4 +1,4 @@
-"""Texts that come over a graph break: the code after it is compiled a few times, not once for each."""
+"""Texts that come over a graph break, or in a batch: what uses them is compiled a few times, not for each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_hotcompile.swap.compiled_function import CompiledFunction
 from lightning_hotcompile.swap.dynamo import compiling_allowed
@@ -133,3 +134,86 @@ def test_a_step_that_makes_a_path_stays_compiled() -> None:
     assert model.path == plain.path
     assert_same(plain, model)
     assert backend.graphs <= AT_MOST
+
+
+Words = list[str]
+
+
+def keeps_them(names: Names, words: Words, x: Tensor) -> Tensor:
+    names.kept = words[0], [*words], {"last": words[-1]}
+    return x.sin()
+
+
+def writes_them(names: Names, words: Words, x: Tensor) -> Tensor:
+    names.kept = f"{words[0]}-{words[1]!r}", "/".join(words), words[0] + "!"
+    return x.sin()
+
+
+def asks_what_they_are(names: Names, words: Words, x: Tensor) -> Tensor:
+    if words[0] == "n3":
+        x = x.cos()
+    names.kept = words[1] in ("n5", "n6"), "n4" in words, words == ["n1", "n2"], words[0] < words[1]
+    return x.sin()
+
+
+def counts_their_letters(names: Names, words: Words, x: Tensor) -> Tensor:
+    names.kept = [len(word) for word in words]
+    return x.sin() * sum(ord(letter) for word in words for letter in word)
+
+
+def looks_them_up(names: Names, words: Words, x: Tensor) -> Tensor:
+    return x.sin() + torch.tensor([names.by_name[word] for word in words]).sum()
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize(
+    "function", [keeps_them, writes_them, asks_what_they_are, counts_their_letters, looks_them_up]
+)
+def test_those_in_a_list_are_as_in_eager_and_compiled_a_few_times(
+    function: Callable[[Names, Words, Tensor], Tensor], times: int
+) -> None:
+    backend = Counting()
+    compiled = CompiledFunction(function, backend, dynamic=None, fullgraph=False)
+    plain, ours = Names(1), Names(1)
+    with compiling_allowed(suppress_errors=True):
+        for n in range(CALLS - 1):
+            x, words = torch.ones(3), [f"n{n // times}", f"n{n // times + 1}"]
+            torch.testing.assert_close(compiled.compile(ours, words, x), function(plain, words, x))
+            assert vars(ours) == vars(plain)
+    assert backend.graphs <= AT_MOST * 2
+
+
+class ReadsItsLabels(Small):
+    """Its batches have words for labels, of which the step makes numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = {letter: n for n, letter in enumerate("abcdefgh")}
+
+    def encode(self, words: list[str]) -> Tensor:
+        return torch.tensor([[self.letters[letter] for letter in word] for word in words])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, words = batch
+        y = self.encode(words).sum(1) % 3
+        return super().training_step((x, y), batch_idx)
+
+
+def batches_with_words() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    letters = torch.randint(0, 8, (96, 4), generator=generator)
+    words = ["".join("abcdefgh"[n] for n in row) for row in letters.tolist()]
+    return DataLoader(list(zip(torch.randn(96, 8, generator=generator), words, strict=True)), batch_size=8)
+
+
+def test_words_in_a_batch_leave_what_comes_after_them_compiled() -> None:
+    """With a guard on each word the code that was compiled for one batch fitted no other."""
+    plain, model, backend = seeded(ReadsItsLabels), seeded(ReadsItsLabels), Counting()
+    fit(plain, train=batches_with_words(), max_epochs=4)
+    callback = hot(**STEP, backend=backend)
+    fit(model, [callback], train=batches_with_words(), max_epochs=4)
+    assert callback.phase == "steady", callback.report.to_text()
+    assert_same(plain, model)
+    assert backend.graphs <= 2 * AT_MOST
+    steady = next(phase for phase in callback.report.phases if phase.name == "steady")
+    assert sum(region.runs for region in callback.report.regions) >= steady.steps

@@ -426,7 +426,7 @@ def test_other_kinds_of_tensors_are_refused() -> None:
     class Own(Tensor):
         pass
 
-    with pytest.raises(NotPortable, match="input x is a Own"):
+    with pytest.raises(NotPortable, match="input x is of type Own"):
         TensorSpec.of("x", torch.ones(2).as_subclass(Own))
     with pytest.raises(NotPortable, match="sparse_coo"):
         TensorSpec.of("x", torch.ones(2).to_sparse())

@@ -14,7 +14,7 @@ def why_not_cloned(inputs: Sequence[Any]) -> str | None:
     """Why some input cannot be copied faithfully, ``None`` if all can."""
     for value in inputs:
         if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            return f"an input is a {type(value).__name__}"
+            return f"an input is of type {type(value).__name__}"
         if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
             return f"an input has layout {value.layout}"
     return None

@@ -37,7 +37,7 @@ class TensorSpec:
         """
         if type(value) not in _PLAIN_TENSORS:
             raise NotPortable(
-                f"input {name} is a {type(value).__name__}: only plain tensors can be described"
+                f"input {name} is of type {type(value).__name__}: only plain tensors can be described"
             )
         if value.layout != torch.strided:
             raise NotPortable(f"input {name} has the layout {value.layout}: only dense tensors are described")
