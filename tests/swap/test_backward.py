@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hotcompile.swap.graphs.backward import BackwardAsEager
 from lightning_hotcompile.swap.graphs.running import RUNS_WATCHED
 from lightning_hotcompile.swap.parity.reach import not_reached, uneven_reach
-from tests.hot import assert_proven, assert_same, hot
+from tests.hot import STEP, assert_proven, assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded
 
 
@@ -507,3 +507,54 @@ def test_a_run_without_gradients_is_left_alone() -> None:
     assert not any(output.requires_grad for output in outputs)
     loss = compiled(*(inputs := leaves()))[1].sum()
     assert torch.autograd.grad(loss, inputs, allow_unused=True)[0] is None
+
+
+class Masked(Net):
+    """What an earlier graph has made is written to in a later one, of which no output depends on it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        scores = torch.zeros(len(x), 3, 1)
+        scores[:, :, 0] = self(x)
+        scores = scores.squeeze(2)
+        torch._dynamo.graph_break()
+        scores.masked_fill_(F.one_hot((y + 1) % 3, 3).bool(), -5.0)
+        size = self.head.weight.square()
+        torch._dynamo.graph_break()
+        return F.cross_entropy(scores, y) + size.mean()
+
+
+class Scaled(Net):
+    """A weight that no output depends on, but what another graph has made, and this one writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        scores = self(x) * 2
+        torch._dynamo.graph_break()
+        scores.mul_(self.scale)
+        size = self.head.weight.square()
+        torch._dynamo.graph_break()
+        return F.cross_entropy(scores, y) + size.mean()
+
+
+def test_a_weight_in_what_is_written_to_an_input_has_its_gradient() -> None:
+    plain, model = seeded(Scaled), seeded(Scaled)
+    callback = hot(**STEP)
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    assert_proven(callback.report)
+    assert not torch.equal(model.scale, seeded(Scaled).scale)
+
+
+def test_an_input_that_is_written_to_has_its_gradient() -> None:
+    plain, model = seeded(Masked), seeded(Masked)
+    callback = hot(**STEP)
+    fit(plain)
+    fit(model, [callback])
+    assert_same(plain, model)
+    assert_proven(callback.report)

@@ -111,10 +111,14 @@ class Trial:
         del in_use  # until now no other tensor could come to lie where an input has been
         late = tuple(i for i, t in counted.items() if _has_changed(t, at_last_save[i]))
         after, reach = RandomState(), uneven_reach(outputs, to_inputs)
-        apart = not_reached(outputs, to_inputs)
+        # An input that was written to has a backward, too, and compiled code has one for all of them.
+        written = [clones[i] for i in to_inputs if _has_changed(clones[i], versions[i])]
+        apart = () if written else not_reached(outputs, to_inputs)
+        written = [t for t in written if t.grad_fn is not None]  # else what was written wants no gradient
         seed_all(_COTANGENT_SEED)  # the same cotangents in each run
         with self._around_backward():
-            gradients = gradients_of(outputs, leaves, edges, torch.zeros_like if unused else _cotangent)
+            cotangent = torch.zeros_like if unused else _cotangent
+            gradients = gradients_of([*outputs, *written], leaves, edges, cotangent)
         changed = [_has_changed(t, v) for t, v in zip((*clones, *held), versions, strict=True)]
         return Run(
             tensors=[t.detach() for t in outputs],
