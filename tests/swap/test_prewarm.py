@@ -132,6 +132,22 @@ def test_a_child_is_kept_and_gets_more(tmp_path: Path) -> None:
         assert settled(child).state == "done"
 
 
+@pytest.mark.slow
+def test_it_ends_though_a_fork_of_the_training_holds_its_input_open(tmp_path: Path) -> None:
+    """Workers of a data loader do that, and it stayed for as long as they lived."""
+    with Prewarm(cache_dir=tmp_path) as child:
+        assert child._child is not None
+        stdin = child._child._process.stdin
+        assert stdin is not None
+        held = os.dup(stdin.fileno())
+        try:
+            child.close()
+            until(lambda: not group(child.pid))
+            assert child._child.ended() == "ended with status 0"
+        finally:
+            os.close(held)
+
+
 def test_what_is_handed_over_after_its_end_is_left(tmp_path: Path) -> None:
     with at_work(job("early"), cache_dir=tmp_path, worker=worker(WILLING)) as child:
         assert [r.name for r in settled(child).results] == ["early"]

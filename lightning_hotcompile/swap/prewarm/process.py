@@ -74,8 +74,12 @@ class ChildProcess:
             self._process.stdin.flush()
 
     def no_more(self) -> None:
-        """Close the worker's standard input."""
+        """Close the worker's standard input, after a line that says so.
+
+        A fork of the training (a data loader's worker) may hold it open for as long as it lives.
+        """
         assert self._process.stdin is not None
+        self.tell("")
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 

@@ -59,7 +59,7 @@ def report(folder: Path, name: str, work: Callable[[], None]) -> None:
 
 
 def main(folder: Path) -> None:
-    """Compile what the lines of the standard input name, until it ends."""
+    """Compile what the lines of the standard input name, until it ends, or one names nothing."""
     headers = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["headers"]
     if headers is not None:  # the parent's may lie elsewhere than torch's own
         use_headers(Path(headers))
@@ -67,8 +67,10 @@ def main(folder: Path) -> None:
     with contextlib.ExitStack() as settings:
         for each in compiler_ways():
             settings.enter_context(each)
-        for line in sys.stdin:
-            report(folder, line.strip(), work_named(folder, line.strip()))
+        for name in map(str.strip, sys.stdin):
+            if not name:
+                break
+            report(folder, name, work_named(folder, name))
 
 
 def work_named(folder: Path, name: str) -> Callable[[], None]:
