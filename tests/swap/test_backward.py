@@ -509,6 +509,40 @@ def test_a_run_without_gradients_is_left_alone() -> None:
     assert torch.autograd.grad(loss, inputs, allow_unused=True)[0] is None
 
 
+class BranchInGraphs(Net):
+    """A branch that the loss does not use goes through several graphs; its weights get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        side = self.branch[0](x)
+        torch._dynamo.graph_break()
+        side = self.branch[1](side.sin())
+        torch._dynamo.graph_break()
+        self.aside = self.branch[2](side)
+        return F.cross_entropy(self(x), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.5)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_branch_that_is_not_used_has_no_gradient_in_any_graph(backend: str) -> None:
+    """A graph that gives no gradient to what an earlier one has made had the earlier one give zeros."""
+    plain, model = seeded(BranchInGraphs), seeded(BranchInGraphs)
+    callback = hot(scope="step", compile_optimizer=False, backend=backend)
+    fit(plain)
+    fit(model, [callback])
+    (region,) = callback.report.regions
+    assert region.graphs == 3
+    assert [p.grad for p in model.branch.parameters()] == [p.grad for p in plain.branch.parameters()]
+    assert_proven(callback.report)
+    assert_same(plain, model)
+
+
 class Masked(Net):
     """What an earlier graph has made is written to in a later one, of which no output depends on it."""
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -64,6 +64,8 @@ class BackwardAsEager:
 
     def __call__(self, *args: Any) -> Any:
         """Run it."""
+        if not torch.is_grad_enabled():
+            return self._compiled(*args)
         # Before the run, which may change an input in place: it then comes from the function itself.
         edges, earlier = ({}, []) if self._is_known else (self._edges(args), _makers(args))
         outputs = self._compiled(*args)
@@ -77,8 +79,6 @@ class BackwardAsEager:
         return outputs
 
     def _edges(self, args: Sequence[Any]) -> dict[int, tuple[Any, int]]:
-        if not torch.is_grad_enabled():
-            return {}
         return {i: _edge(args[i]) for i in (*self._reach, *self._sharing) if args[i].requires_grad}
 
     def _learn(
@@ -99,7 +99,7 @@ class BackwardAsEager:
         self._outputs = {number: place for place, (by, number) in made.items() if by is node}
         self._depending = {j: self._reach[i] for i, j in found.items() if i in self._reach}
         self._copied = frozenset(j for i, j in found.items() if i in self._sharing)
-        self._places = list(self._outputs.values()) if found else []
+        self._places = list(self._outputs.values())
         self._is_known = True
 
     @untraced
@@ -137,6 +137,36 @@ def _kept_apart(run: CompiledFn, positions: frozenset[int]) -> CompiledFn:
         return run(*(arg.detach() if i in positions else arg for i, arg in enumerate(args)))
 
     return with_them_apart
+
+
+class AtWork(Protocol):
+    """A graph at work, with compiled code that something can be put around."""
+
+    def wrap(self, around: Callable[[CompiledFn], CompiledFn]) -> None:
+        """Have it run inside of that."""
+
+
+class Backwards:
+    """Gives the compiled code of all graphs the backwards that eager has.
+
+    Where that of one graph gives no gradient to what others have made, autograd calls theirs all the same,
+    with none, for which AOTAutograd has zeros: weights of a branch that the loss does not use, and that goes
+    through several graphs, would get zeros. As long as there is no such graph the others are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._gives_none = False
+        self._others: weakref.WeakSet[AtWork] = weakref.WeakSet()
+
+    def begin(self, graph: AtWork, parity: Parity) -> None:
+        """Compiled code that agrees with eager is at work from now on."""
+        if parity.is_other_to_autograd:
+            graph.wrap(functools.partial(as_autograd_has_eager, parity=parity))
+        if not parity.reach and not parity.sharing:
+            self._others.add(graph)
+        self._gives_none = self._gives_none or bool(parity.reach)
+        while self._gives_none and self._others:
+            self._others.pop().wrap(functools.partial(BackwardAsEager, reach={}))
 
 
 class SeparateBackwards:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lightning_hotcompile.swap.graphs.backward import Backwards
 from lightning_hotcompile.swap.graphs.uncounted import HiddenWrites
 from lightning_hotcompile.swap.parity.verdict import Parity
 
@@ -48,6 +49,7 @@ class Watch:
     """Whether runs that are still to be looked at for NaN are looked at now; that takes time."""
 
     hidden: HiddenWrites = field(default_factory=HiddenWrites)
+    backwards: Backwards = field(default_factory=Backwards)
     total_runs: int = 0
     collected_runs: int = 0
     """Runs of graphs that are only collected, and run as captured; ``total_runs`` does not include them."""

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from lightning_hotcompile.errors import HotCompileError, ParityError, first_line, warn
 from lightning_hotcompile.swap.compiled_function import mark_graph, without_disable
 from lightning_hotcompile.swap.dynamo import CompiledFn, StopRecompute
-from lightning_hotcompile.swap.graphs.backward import SeparateBackwards, as_autograd_has_eager
+from lightning_hotcompile.swap.graphs.backward import SeparateBackwards
 from lightning_hotcompile.swap.graphs.graph import Graph, Watch
 from lightning_hotcompile.swap.graphs.repeated_runs import EagerAnswer, RunsUnderHooks
 from lightning_hotcompile.swap.graphs.saved_inputs import (
@@ -52,10 +52,10 @@ class GraphAtWork:
     After that a run is the compiled code and no more.
 
     Compiled code that raises is answered by the captured graph on the same inputs, and not used again. What
-    the failing run had changed in place already is put back in runs that are looked at; else there is no
-    copy of it, so a graph that changes its inputs (the statistics of a batch norm) may do so twice in that
-    one step, random numbers may be drawn twice, and the error of a graph that changes what it holds (an
-    optimizer) is raised. So is that of a tensor with another layout, after which nothing has run.
+    it had changed in place already is put back in runs that are looked at; else there is no copy of it, so
+    statistics of a batch norm may be changed twice in that one step, random numbers may be drawn twice, and
+    the error of a graph that changes what it holds (an optimizer) is raised. So is that of a tensor with
+    another layout, after which nothing has run.
 
     Args:
         graph: what is known about it.
@@ -84,8 +84,7 @@ class GraphAtWork:
         self._left = RUNS_WATCHED
         self._tripwire: Tripwire | None = None
         self._instead: CompiledFn | None = once_real(self._first, compiled, graph, watch)
-        self._rest: CompiledFn | None = None
-        """In place of the compiled code when its runs are no longer watched."""
+        self._rest: CompiledFn | None = None  # in place of compiled code whose runs are no longer watched
         self._copied, self._fixed = frozenset[int](), frozenset[int]()
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._waited, self._is_decided = 0, False
@@ -144,10 +143,9 @@ class GraphAtWork:
         if parity.agrees:
             self._tripwire = Tripwire(self._eager.captured, self._held, parity)
             self._graph.unwatched = self._tripwire.why_not(args)
+            self._watch.backwards.begin(self, parity)
         else:
             self._graph.unwatched = parity.reason
-        if parity.agrees and parity.is_other_to_autograd:
-            self._compiled, self._rest = as_autograd_has_eager(self._compiled, parity), self._unwatched
         self._instead = self._watched if self._graph.unwatched is None else self._rest
         waits = hooks_in_use() is None and (parity.needed or parity.hidden or parity.several)
         if parity.agrees and waits:  # a checkpoint, which has hooks, compares its two runs
@@ -155,6 +153,11 @@ class GraphAtWork:
             self._instead = self._before_a_backward
             return self._before_a_backward(*args)
         return self._watched_run(args) if self._graph.unwatched is None else self._unwatched(*args)
+
+    def wrap(self, around: Callable[[CompiledFn], CompiledFn]) -> None:
+        """Put something around the compiled code, which runs as before."""
+        self._compiled, self._rest = around(self._compiled), self._rest or self._unwatched
+        self._instead = self._instead or self._rest
 
     def _before_a_backward(self, *args: Any) -> Any:
         """Eager's answer, as long as no backward has told what becomes of what it needs."""
@@ -175,7 +178,7 @@ class GraphAtWork:
 
     def _come_apart(self, reason: str) -> None:
         if self._graph.error is None:
-            self._give_up(reason, HotCompileError(f"{self._graph.region}: {reason}"))
+            self._give_up(reason)
 
     def _decide(self, changed: frozenset[int]) -> None:
         """What the step changes before the backward is copied before compiled code runs.
@@ -185,17 +188,14 @@ class GraphAtWork:
         if self._graph.error is not None:
             return
         if not self._fixed.isdisjoint(changed):
-            reason = "an input or output that its backward needs is changed before the backward"
-            self._give_up(reason, HotCompileError(f"compiled code of {self._graph.region}: {reason}"))
+            self._give_up("an input or output that its backward needs is changed before the backward")
         elif not self._is_decided or not changed <= self._copied:
             self._is_decided, self._copied = True, self._copied | changed
             self._instead = self._decided
 
     def _decided(self, *args: Any) -> Any:
-        """The first run after it: what is there in run after run (a buffer) may be changed in a later one.
-
-        Parameters mostly are not, before the backward, and a copy of each would cost too much.
-        """
+        """The first run after it: what is there in run after run (a buffer) may be changed in a later one."""
+        # Parameters mostly are not, before the backward, and a copy of each would cost too much.
         lasting = {i for i, seen in self._seen.items() if seen() is args[i]}
         self._copied |= lasting - self._fixed
         instead = self._watched if self._graph.unwatched is None and self._left > 0 else self._rest
@@ -203,7 +203,7 @@ class GraphAtWork:
             instead = with_copies(instead or self._unwatched, self._copied)
             self._rest = with_copies(self._unwatched, self._copied)
         self._instead = instead
-        return (instead or self._unwatched)(*args)
+        return self._unwatched(*args) if instead is None else instead(*args)
 
     def _watched(self, *args: Any) -> Any:
         if not self._watch.armed:
@@ -271,7 +271,8 @@ class GraphAtWork:
         self._give_up(reason, failure)
         return answer
 
-    def _give_up(self, reason: str, error: BaseException) -> CompiledFn:
+    def _give_up(self, reason: str, error: BaseException | None = None) -> CompiledFn:
+        error = error or HotCompileError(f"compiled code of {self._graph.region}: {reason}")
         _log.debug("%s: %s", self._graph.region, reason, exc_info=error)
         self._graph.error = reason
         self._instead = self._eager
