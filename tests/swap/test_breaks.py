@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
 
 import lightning_hotcompile
 from lightning_hotcompile.run.reporting import BREAKS_IN_FULL, notes_on_breaks
@@ -65,6 +66,33 @@ def test_a_break_in_a_loop_loses_the_function() -> None:
     assert found.line == line_of(asks_in_a_loop, "item()")
     assert "item()" in found.reason
     assert found.loses_function
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("it counts", "not compiled: it counts"), (None, "Skip calling")]
+)
+def test_what_was_switched_off_is_told_with_its_reason(given: str | None, told: str) -> None:
+    counts = torch.compiler.disable(lambda x: x + 1, reason=given)
+    (found,) = breaks_of(lambda x: counts(x.sin()).cos())
+    assert found.reason.startswith(told)
+    assert bool(found.hints) is (given is None), "to switch it on is no advice where it has a reason"
+
+
+def test_a_metric_is_told_as_what_stays_eager() -> None:
+    class Measures(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.accuracy = MulticlassAccuracy(3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.accuracy(self(batch[0]), batch[1])
+            return loss
+
+    callback = hot(scope="step", compile_optimizer=False)
+    fit(seeded(Measures), [callback])
+    (note,) = (note for note in callback.report.notes if note.startswith("graph break"))
+    assert note.endswith("(self.accuracy(self(batch[0]), batch[1])): not compiled: kept eager as an island")
 
 
 def test_code_without_breaks_has_none() -> None:

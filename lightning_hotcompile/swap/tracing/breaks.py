@@ -27,6 +27,7 @@ _FRAME = re.compile(
 )
 _ENDS = ("\n\nStack variable source attribution:", "\n\nUser code traceback:")
 _LOST = ("Skipping the function", "Skipping the frame")
+_SWITCHED_OFF = re.compile(r"with `torch\.compiler\.disable` \(reason: (?P<why>.+)\)$")
 _NO_ADVICE = "Please report an issue to PyTorch."
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
@@ -120,16 +121,24 @@ def break_from(message: str) -> GraphBreak | None:
         told = told.partition(end)[0]
     lines = next(filter(None, map(_lines_of_reason, told.split("\n\n"))), ["not told"])
     frame = _users_frame(message.partition("User code traceback:\n")[2])
+    explanation = " ".join(_after("Explanation:", lines))
+    why = _why_switched_off(explanation)
     return GraphBreak(
-        reason=lines[0],
+        reason=lines[0] if why is None else f"not compiled: {why}",
         file=frame["file"] if frame else place["file"],
         line=int(frame["line"] if frame else place["line"]),
         function=frame["function"] if frame else "",
         code=frame["code"].strip() if frame else "",
-        explanation=" ".join(_after("Explanation:", lines)),
-        hints=tuple(hint for hint in _after("Hint:", lines) if hint != _NO_ADVICE),
+        explanation=explanation,
+        hints=tuple(hint for hint in _after("Hint:", lines) if hint != _NO_ADVICE and why is None),
         loses_function=any(words in told for words in _LOST),
     )
+
+
+def _why_switched_off(explanation: str) -> str | None:
+    """What ``torch.compiler.disable`` was given as its reason: by us of an island, say, or by the user."""
+    found = _SWITCHED_OFF.search(explanation)
+    return None if found is None or found["why"] == str(None) else found["why"]
 
 
 def place_of(error: BaseException) -> str:
