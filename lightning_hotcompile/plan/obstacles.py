@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import nn
 
@@ -21,21 +21,26 @@ def holds_bounded_deque(module: nn.Module) -> bool:
     return any(isinstance(v, deque) and v.maxlen is not None for v in vars(module).values())
 
 
-def differentiates_twice(module: nn.Module) -> str | None:
+def differentiates_twice(module: nn.Module, beside: Iterable[object] = ()) -> str | None:
     """The method of the module, or of one below it, that asks for ``create_graph``; ``None`` if none does.
 
     Compiled code has no second derivative: the backward through it would raise in mid-step, when it
     is too late to go back to eager. Looks at the code of the classes and at functions that it calls
     by name; a call by position or through a variable is not seen. What hyperparameters or switches keep
     from running does not count.
+
+    Args:
+        module: of the training.
+        beside: what else has methods that may turn a switch of the module's: the callbacks.
     """
     owners: dict[type, list[nn.Module]] = {}
     for owner in module.modules():
         owners.setdefault(type(owner), []).append(owner)
+    kinds = {*owners, *map(type, beside)}
     for kind, instances in owners.items():
         for name, method in _own_methods(kind):
             itself = _names(method, _KEYWORD) and not all(
-                is_switched_off(method, _KEYWORD, owner, owners.keys()) for owner in instances
+                is_switched_off(method, _KEYWORD, owner, kinds) for owner in instances
             )
             if itself or _calls_one_with(method, _KEYWORD, _DEPTH, set()):
                 return f"{kind.__name__}.{name}"

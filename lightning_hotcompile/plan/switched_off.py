@@ -52,7 +52,7 @@ def is_switched_off(
         method: of the owner's class, as it was written.
         keyword: of the calls that are looked for.
         owner: the module.
-        kinds: the classes of the model, any of which may set a switch.
+        kinds: the classes of the model, and of callbacks, any of which may set a switch.
     """
     definition = _definition(method)
     if definition is None or not definition.args.args:

@@ -62,7 +62,7 @@ def why_idle(trainer: Trainer, module: LightningModule) -> str | None:
     """Why nothing is watched in this run, or ``None``."""
     if switch() == "off":
         return "HOTCOMPILE=off"
-    place = differentiates_twice(module)
+    place = differentiates_twice(module, beside=trainer.callbacks)  # type: ignore[attr-defined]
     if place is not None:
         return f"{place} asks for create_graph: compiled code has no second derivative"
     return trainer_facts.why_not_supported(trainer, module)

@@ -281,15 +281,15 @@ class TestHyperparameters:
     def test_what_is_off_does_not_count(self, model_class: type[Settings]) -> None:
         assert differentiates_twice(model_class()) is None
 
+    def test_whoever_names_it_asks(self) -> None:
+        assert differentiates_twice(IsAsked()) == "IsAsked.training_step"
+
 
 class Changing(list[Any]):
     """A list of the user's own, of any length."""
 
     def __len__(self) -> int:
         return 0
-
-    def test_whoever_names_it_asks(self) -> None:
-        assert differentiates_twice(IsAsked()) == "IsAsked.training_step"
 
 
 class Potential(nn.Module):
@@ -323,6 +323,13 @@ class Schedules(Trains):
         self.model.derivative = True
 
 
+class Opens(L.Callback):
+    """The forces come into the loss once the energies are learned."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.model.derivative = trainer.current_epoch > 1
+
+
 class TestSwitches:
     def test_what_is_behind_one_that_is_off_does_not_count(self) -> None:
         assert differentiates_twice(Trains(Potential(derivative=False))) is None
@@ -335,3 +342,8 @@ class TestSwitches:
     def test_one_that_a_module_may_turn_on_counts(self) -> None:
         assert differentiates_twice(OpensByItself(derivative=False)) == "OpensByItself.forward"
         assert differentiates_twice(Schedules(Potential(derivative=False))) == "Potential.forward"
+
+    def test_one_that_a_callback_may_turn_on_counts(self) -> None:
+        model = Trains(Potential(derivative=False))
+        assert differentiates_twice(model, beside=[L.Callback(), Opens()]) == "Potential.forward"
+        assert differentiates_twice(model, beside=[L.Callback()]) is None
