@@ -79,7 +79,7 @@ class SwappedOptimizer(SwappedRegion):
         self.undo_later(hook.remove)
 
     def _what_moves(self) -> str | None:
-        """Settings that a schedule changes: some are constants of the graph, which would compile at each step."""
+        """Settings that a schedule changes: some are constants of the graph, for a compile in each step."""
         if self._pair is not None:
             return None  # it is compiled already, and one change later on is one recompile
         moved = self._first_settings.moved(self.optimizer)
