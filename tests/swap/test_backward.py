@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hotcompile.swap.graphs.backward import BackwardAsEager
 from lightning_hotcompile.swap.graphs.running import RUNS_WATCHED
-from lightning_hotcompile.swap.parity.reach import not_reached, uneven_reach
+from lightning_hotcompile.swap.parity.reach import reach_of
 from tests.hot import STEP, assert_proven, assert_same, hot
 from tests.models import Net, fit, make_trainer, seeded
 
@@ -461,20 +461,20 @@ def leaves() -> list[Tensor]:
 def test_which_inputs_an_output_depends_on() -> None:
     inputs = leaves()
     outputs = two_of_three(*inputs)
-    reach = uneven_reach(outputs, dict(enumerate(inputs)))
+    reach = reach_of(outputs, dict(enumerate(inputs)))[0]
     assert reach == {0: {0, 2}, 1: {0, 1}, 2: {1}}
 
 
 def test_which_inputs_no_backward_comes_to() -> None:
     a, b, c = given = leaves()
     outputs = [(a * b.detach()).sum(), c]
-    assert not_reached(outputs, dict(enumerate(given))) == (1,), "what is an output itself stays as it is"
-    assert not_reached([b.detach(), c], dict(enumerate(given))) == (), "there is none"
+    assert reach_of(outputs, dict(enumerate(given)))[1] == (1,), "what is an output itself stays as it is"
+    assert reach_of([b.detach(), c], dict(enumerate(given)))[1] == (), "there is none"
 
 
 def test_one_output_leaves_nothing_open() -> None:
     inputs = leaves()
-    assert uneven_reach([two_of_three(*inputs)[0]], dict(enumerate(inputs))) == {}
+    assert reach_of([two_of_three(*inputs)[0]], dict(enumerate(inputs)))[0] == {}
 
 
 def used(*places: int) -> Callable[[tuple[Tensor, ...]], Tensor]:
@@ -486,7 +486,7 @@ def used(*places: int) -> Callable[[tuple[Tensor, ...]], Tensor]:
 def test_gradients_are_those_of_eager(places: tuple[int, ...], leaf: bool) -> None:
     compiled = torch.compile(two_of_three, backend="aot_eager", fullgraph=True)
     inputs = leaves()
-    reach = uneven_reach(two_of_three(*inputs), dict(enumerate(inputs)))
+    reach = reach_of(two_of_three(*inputs), dict(enumerate(inputs)))[0]
     found = []
     for function in (two_of_three, BackwardAsEager(compiled, reach)):
         for _ in range(2):  # the second time it knows which is which

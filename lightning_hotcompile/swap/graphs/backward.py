@@ -41,7 +41,7 @@ class BackwardAsEager:
 
     Args:
         compiled: the code of one graph.
-        reach: of that graph, as of :func:`~lightning_hotcompile.swap.parity.reach.uneven_reach`.
+        reach: of that graph, as of :func:`~lightning_hotcompile.swap.parity.reach.reach_of`.
         sharing: positions of inputs whose gradients get a memory of their own.
     """
 

@@ -30,7 +30,7 @@ class Run:
     of them came from the CPU's generator, and ``drawn`` is the state of that after the forward. ``saved`` are
     the positions of the inputs that the backward needs, and of the outputs as of :func:`of_output`. Those in
     ``sharing`` have gradients that share the memory of an earlier one; ``reach`` is that of
-    :func:`~lightning_hotcompile.swap.parity.reach.uneven_reach`.
+    :func:`~lightning_hotcompile.swap.parity.reach.reach_of`.
     """
 
     tensors: list[Tensor]

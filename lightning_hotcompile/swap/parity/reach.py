@@ -15,32 +15,21 @@ _MOST_VIEWS = 4
 """Between an output and the function that made it: AOTAutograd makes views of outputs anew."""
 
 
-def uneven_reach(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> Reach:
-    """The inputs on which some outputs with a gradient depend, and others do not.
+def reach_of(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> tuple[Reach, tuple[int, ...]]:
+    """The inputs on which some outputs with a gradient depend, and others do not; and those with no backward.
+
+    The latter are inputs that no backward comes to, where there is one that comes to others.
 
     Args:
         outputs: of a run of a graph in eager mode, before any backward.
         leaves: what the gradients of its inputs go to, by their positions.
     """
-    count = sum(output.grad_fn is not None for output in outputs)
-    return {i: places for i, places in _reach(outputs, leaves).items() if 0 < len(places) < count}
-
-
-def not_reached(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> tuple[int, ...]:
-    """The inputs that no backward comes to, where there is one that comes to others.
-
-    Args:
-        outputs: as of :func:`uneven_reach`.
-        leaves: as of that.
-    """
-    reach, given = _reach(outputs, leaves), {id(output) for output in outputs}
-    is_any = any(reach.values())
-    return tuple(i for i, places in reach.items() if is_any and not places and id(leaves[i]) not in given)
-
-
-def _reach(outputs: Sequence[Tensor], leaves: Mapping[int, Tensor]) -> Reach:
     found = {place: _leaves_of(out.grad_fn) for place, out in enumerate(outputs) if out.grad_fn is not None}
-    return {i: frozenset(p for p, of in found.items() if id(leaf) in of) for i, leaf in leaves.items()}
+    reach = {i: frozenset(p for p, of in found.items() if id(leaf) in of) for i, leaf in leaves.items()}
+    uneven = {i: places for i, places in reach.items() if 0 < len(places) < len(found)}
+    given, is_any = {id(output) for output in outputs}, any(reach.values())
+    apart = (i for i, places in reach.items() if is_any and not places and id(leaves[i]) not in given)
+    return uneven, tuple(apart)
 
 
 def _leaves_of(node: Node) -> set[int]:

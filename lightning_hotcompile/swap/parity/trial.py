@@ -25,7 +25,7 @@ from lightning_hotcompile.swap.parity.clones import (
 from lightning_hotcompile.swap.parity.difference import Run, flat, of_output
 from lightning_hotcompile.swap.parity.leaf_gradients import edges_of, gradients_of
 from lightning_hotcompile.swap.parity.proportion import movements
-from lightning_hotcompile.swap.parity.reach import made_by, not_reached, uneven_reach
+from lightning_hotcompile.swap.parity.reach import made_by, reach_of
 from lightning_hotcompile.swap.parity.widen import Widened
 from lightning_hotcompile.swap.process.free_memory import why_memory_is_short
 from lightning_hotcompile.swap.process.said_in_vain import nothing_said_in_vain
@@ -110,10 +110,10 @@ class Trial:
         saved = {_memory_of(each.tensor) for each in kept}
         del in_use  # until now no other tensor could come to lie where an input has been
         late = tuple(i for i, t in counted.items() if _has_changed(t, at_last_save[i]))
-        after, reach = RandomState(), uneven_reach(outputs, to_inputs)
+        after, (reach, apart) = RandomState(), reach_of(outputs, to_inputs)
         # An input that was written to has a backward, too, and compiled code has one for all of them.
         written = [clones[i] for i in to_inputs if _has_changed(clones[i], versions[i])]
-        apart = () if written else not_reached(outputs, to_inputs)
+        apart = () if written else apart
         written = [t for t in written if t.grad_fn is not None]  # else what was written wants no gradient
         seed_all(_COTANGENT_SEED)  # the same cotangents in each run
         with self._around_backward():

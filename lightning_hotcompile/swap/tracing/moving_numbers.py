@@ -1,8 +1,8 @@
 """Python numbers that change and that Dynamo takes for constants: each step would be compiled anew.
 
-Dynamo takes a number as an input once it has changed. Where an operation needs a plain one (the limit of a
-``clamp``, the rate of a dropout) it guards on its value all the same, and an optimizer's settings it never
-takes as inputs. Up to Dynamo's limit of 8 that is a compile in each step.
+Dynamo takes a number as an input once it has changed. Where an operation needs a plain one (the rate of
+a dropout) it guards on its value all the same, and on some of an optimizer's settings. Up to its limit of 8
+that is a compile in each step.
 """
 
 from __future__ import annotations
